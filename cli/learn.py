@@ -62,16 +62,15 @@ def _kept(path: Path) -> dict[str, Any]:
 
 def _kept_drafts(folder: Path) -> dict[str, Any]:
     """Return the facts of the files kept for a target, with the error of reading its buffer."""
-    from specrun.runtime.online import BUFFER_NAME, read_facts
+    from specrun.runtime.online import BUFFER_NAME, MOST_FILE_BYTES, load_rejections
 
     found = _kept(folder)
     if (folder / BUFFER_NAME).exists():
         try:
-            facts = read_facts(folder / BUFFER_NAME)
+            key, buffer = load_rejections(folder / BUFFER_NAME, most_bytes=MOST_FILE_BYTES)
         except ModelError as error:
             return {**found, "problem": str(error)}
-        found["target"] = facts.key.name
-        found |= {"answers": facts.n_answers, "rejected": facts.n_places}
+        found |= {"target": key.name, "answers": len(buffer), "rejected": buffer.n_places}
     return found
 
 

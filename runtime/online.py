@@ -29,7 +29,7 @@ from specrun.bindings.files import (
     count_in,
     json_object,
     list_in,
-    read_kept,
+    logger,
     read_regular,
     state_folder,
     text_in,
@@ -65,35 +65,23 @@ TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLaws:
-    """Distributions at `n` positions: ids [n, K], log-probabilities [n, K + 1] in float16.
-
-    The last column is the logarithm of the probability of all other tokens together.
-    """
-
-    ids: TokenArray
-    log_probs: npt.NDArray[np.float16]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
 class RejectedAnswer:
-    """A text and the positions in it after which drafts were rejected.
+    """A text and the `n` positions in it, ascending, after which drafts were rejected.
 
-    `tokens` [T] end with the last of them; `laws[i]` is the distribution of the token after
-    `positions[i]`, ascending.
+    `tokens` [T] end with the last of them. Of the distribution of the token after each position
+    there are ids [n, K] and log-probabilities [n, K + 1] in float16, whose last column is that of
+    all other tokens together.
     """
 
     tokens: TokenArray
     positions: TokenArray
-    laws: KeptLaws
+    ids: TokenArray
+    log_probs: npt.NDArray[np.float16]
 
     @property
     def n_bytes(self) -> int:
         """Its size, in memory and in a file, nearly."""
-        arrays = (self.tokens, self.positions, self.laws.ids, self.laws.log_probs)
+        arrays = (self.tokens, self.positions, self.ids, self.log_probs)
         return _ANSWER_BYTES + sum(array.nbytes for array in arrays)
 
     @property
@@ -143,15 +131,15 @@ class RejectionNotes:
         if not places:
             return
         positions = np.array([position for position, _, _ in places], np.int32)
-        laws = KeptLaws(np.stack([ids for _, ids, _ in places]), np.stack([p for *_, p in places]))
+        ids, logs = (np.stack([place[part] for place in places]) for part in (1, 2))
         text = np.array(tokens[: int(positions[-1]) + 1], np.int32)
-        self._buffer.add(RejectedAnswer(text, positions, laws))
+        self._buffer.add(RejectedAnswer(text, positions, ids, logs))
 
 
 class RejectionBuffer:
     """Answers with rejected drafts, at most `most_bytes` of them; the oldest go first.
 
-    Every conversation that fills it has `notes` of its own.
+    Every conversation that fills it has `RejectionNotes` of its own.
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, kept_tokens: int = KEPT_TOKENS) -> None:
@@ -174,11 +162,7 @@ class RejectionBuffer:
     @property
     def n_places(self) -> int:
         """How many rejected drafts it holds."""
-        return sum(len(answer.laws) for answer in self._answers)
-
-    def notes(self) -> RejectionNotes:
-        """Return the notes of another conversation."""
-        return RejectionNotes(self)
+        return sum(len(answer.positions) for answer in self._answers)
 
     def add(self, answer: RejectedAnswer) -> None:
         """Add an answer, and drop the oldest until all fit; one that is too large is not kept."""
@@ -239,17 +223,6 @@ class BufferKey:
         return cls(target.path.name, digest, vocabulary.fingerprint.hex(), vocabulary.size)
 
 
-@dataclass(frozen=True, slots=True)
-class BufferFacts:
-    """The facts in a buffer's file, without its texts."""
-
-    path: Path
-    key: BufferKey
-    n_answers: int
-    n_places: int
-    n_bytes: int
-
-
 def learn_folder(key: BufferKey) -> Path:
     """Return the folder of a target's buffer and of its learnt drafters."""
     return state_folder() / "learn" / f"{Path(key.name).stem[:40]}-{key.model[:16]}"
@@ -268,21 +241,23 @@ def save_rejections(buffer: RejectionBuffer, path: Path, key: BufferKey) -> None
     """
     answers = list(buffer)
     sizes = [[len(answer.tokens), len(answer.positions)] for answer in answers]
-    kept = answers[0].laws.ids.shape[1] if answers else buffer.kept_tokens
+    kept = answers[0].ids.shape[1] if answers else buffer.kept_tokens
     facts = json.dumps({"target": asdict(key), "kept": kept, "answers": sizes}).encode()
     content = bytearray(_HEAD.pack(_MAGIC, _VERSION, len(facts)) + facts)
     for answer in answers:
-        for array in (answer.tokens, answer.positions, answer.laws.ids):
+        for array in (answer.tokens, answer.positions, answer.ids):
             content += np.ascontiguousarray(array, "<i4").tobytes()
-        content += np.ascontiguousarray(answer.laws.log_probs, "<f2").tobytes()
+        content += np.ascontiguousarray(answer.log_probs, "<f2").tobytes()
     content += hashlib.sha256(content).digest()
     with atomic_path(path, force=True) as aside:
         aside.chmod(0o600)
         aside.write_bytes(content)
 
 
-def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) -> BufferKey:
-    """Add the answers of a file to `buffer`, and return whose they are.
+def load_rejections(
+    path: Path, key: BufferKey | None = None, *, most_bytes: int = MOST_BYTES
+) -> tuple[BufferKey, RejectionBuffer]:
+    """Return the buffer in a file, of `most_bytes` at most, and the target it belongs to.
 
     Raises FileMissingError, MalformedFileError for a file that is no buffer, damaged or of another
     version, and ModelError for one of another target than `key` (None: of any).
@@ -295,13 +270,6 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
         raise FileMissingError(f"there is no file {path}") from None
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
-    return parse_rejections(path, content, key, buffer)
-
-
-def parse_rejections(
-    path: Path, content: bytes, key: BufferKey | None, buffer: RejectionBuffer
-) -> BufferKey:
-    """Add the answers in `content`, read from `path`; as `load_rejections`."""
     if content[: len(_MAGIC)] != _MAGIC:
         raise MalformedFileError(f"{path} holds no rejected drafts; name another file")
     if len(content) < _HEAD.size + _DIGEST:
@@ -325,33 +293,21 @@ def parse_rejections(
         sizes = [(count_in(t, 1), count_in(p, 1)) for t, p in list_in(facts["answers"])]
     except DAMAGE:
         raise _malformed(path, "contradicts itself") from None
-    require_same_target(path, found, key)
+    if key is not None and found.model != key.model:
+        raise ModelError(
+            f"{path} holds rejected drafts for {found.name} (hash {found.model[:12]}), and "
+            f"the target is {key.name} (hash {key.model[:12]}): give each target its own"
+        )
     a_place = 4 + 4 * kept + 2 * (kept + 1)
     expected = start + sum(4 * n_tokens + n * a_place for n_tokens, n in sizes) + _DIGEST
     if len(content) != expected:
         raise _malformed(path, f"has {len(content)} bytes instead of {expected}")
-    buffer.kept_tokens = kept
+    buffer = RejectionBuffer(most_bytes=most_bytes, kept_tokens=kept)
     for answer in _answers(content, start, sizes, kept):
         if not _is_sound(answer, found.n_tokens):
             raise _malformed(path, "contradicts itself")
         buffer.add(answer)
-    return found
-
-
-def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
-    """Raise ModelError unless a buffer belongs to the given target."""
-    if wanted is not None and found.model != wanted.model:
-        raise ModelError(
-            f"{path} holds rejected drafts for {found.name} (hash {found.model[:12]}), and "
-            f"the target is {wanted.name} (hash {wanted.model[:12]}): give each target its own"
-        )
-
-
-def read_facts(path: Path) -> BufferFacts:
-    """Return the facts of a buffer's file; raises as `load_rejections`."""
-    buffer = RejectionBuffer(most_bytes=MOST_FILE_BYTES)
-    key = load_rejections(path, None, buffer)
-    return BufferFacts(path, key, len(buffer), buffer.n_places, path.stat().st_size)
+    return found, buffer
 
 
 def _answers(
@@ -368,16 +324,15 @@ def _answers(
 
     for n_tokens, n_places in sizes:
         tokens, positions = take("<i4", n_tokens), take("<i4", n_places)
-        laws = KeptLaws(take("<i4", n_places, kept), take("<f2", n_places, kept + 1))
-        yield RejectedAnswer(tokens, positions, laws)
+        ids, logs = take("<i4", n_places, kept), take("<f2", n_places, kept + 1)
+        yield RejectedAnswer(tokens, positions, ids, logs)
 
 
 def _is_sound(answer: RejectedAnswer, n_tokens: int) -> bool:
-    laws = answer.laws
-    ids_known = all(ids.min() >= 0 and ids.max() < n_tokens for ids in (answer.tokens, laws.ids))
+    ids_known = all(ids.min() >= 0 and ids.max() < n_tokens for ids in (answer.tokens, answer.ids))
     places = answer.positions
     within = places[0] >= 0 and places[-1] < len(answer.tokens)
-    sums = np.exp(laws.log_probs.astype(np.float64)).sum(-1)
+    sums = np.exp(answer.log_probs.astype(np.float64)).sum(-1)
     sound = within and (np.diff(places) > 0).all() and (abs(sums - 1.0) < 0.05).all()
     return bool(ids_known and sound)
 
@@ -425,10 +380,14 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     if learn is True:
         return RejectionStore(buffer, key)
     path = learn_folder(key) / BUFFER_NAME if learn == KEEP else Path(learn).expanduser()
-    if learn == KEEP:
-        buffer = _kept(path, key) or buffer
-    elif path.exists():
-        load_rejections(path, key, buffer)
+    try:
+        if path.exists():
+            _, buffer = load_rejections(path, key)
+    except (MalformedFileError, FileMissingError) as problem:
+        if learn != KEEP:
+            raise
+        what, advice = "the file of rejected drafts was ignored", "and learning begins anew"
+        logger.warning("%s: %s; it is now %s, %s", what, problem, put_aside(path), advice)
     if not path.exists():
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -439,23 +398,9 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
     return RejectionStore(buffer, key, path)
 
 
-def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
-    """Return the buffer of a target in the user's state folder; None if there is none, or damaged.
-
-    A damaged file is renamed, so that nothing overwrites it. Raises ModelError for a whole file of
-    another target.
-    """
-
-    def parse(content: bytes) -> tuple[BufferKey, RejectionBuffer]:
-        buffer = RejectionBuffer()
-        return parse_rejections(path, content, None, buffer), buffer
-
-    aside, what = path.with_suffix(".damaged"), "the file of rejected drafts"
-    advice = f"it is now {aside}, and learning begins anew"
-    found = read_kept(path, parse, what=what, advice=advice, most=MOST_FILE_BYTES)
-    if found is None:
-        with contextlib.suppress(OSError):  # usually there is none
-            path.replace(aside)
-        return None
-    require_same_target(path, found[0], key)
-    return found[1]
+def put_aside(path: Path) -> Path:
+    """Rename a damaged file, so that nothing overwrites it; return its new name."""
+    aside = path.with_suffix(".damaged")
+    with contextlib.suppress(OSError):
+        path.replace(aside)
+    return aside

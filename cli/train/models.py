@@ -209,7 +209,7 @@ def _record(found: MeasuredAcceptance) -> dict[str, Any]:
 def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> None:
     """Let `draft`, a GGUF file or a folder, learn from `buffer`, and report the result."""
     from specrun.convert import convert_checkpoint, plan_conversion
-    from specrun.runtime.online import read_facts
+    from specrun.runtime.online import MOST_FILE_BYTES, load_rejections
     from specrun.train.online import OnlineRecipe
     from specrun.train.trainer import TrainingRun
 
@@ -221,8 +221,8 @@ def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> 
     plot = check_result(job.result)
     if job.result.gguf is not None and draft.is_dir():
         plan_conversion(draft, outtype=job.result.outtype)
-    facts = read_facts(buffer)
-    settings = {**job.settings, "target": Path(facts.key.name), "data": ()}
+    key, rejected = load_rejections(buffer, most_bytes=MOST_FILE_BYTES)
+    settings = {**job.settings, "target": Path(key.name), "data": ()}
     made = None if draft.is_dir() else job.result.gguf  # a GGUF file has its form already
     recipe = OnlineRecipe(draft=draft, buffer=buffer, divergence=divergence, gguf=made)
     title, is_file = draft.resolve().name, not draft.is_dir()
@@ -240,7 +240,7 @@ def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> 
         report,
         files,
         shown={
-            "rejected drafts": f"{report.n_places:,} of {facts.n_answers:,} answers",
+            "rejected drafts": f"{report.n_places:,} of {len(rejected):,} answers",
             "alpha there": f"{before.rate:.4f} before, {after.rate:.4f} after",
         },
         counts={"rejected": report.n_places, "measured_on_training": report.measured_on_training},

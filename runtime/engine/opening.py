@@ -46,7 +46,12 @@ from specrun.runtime.memory import (
 )
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
-from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
+from specrun.runtime.online import (
+    LearnFrom,
+    RejectionNotes,
+    RejectionStore,
+    open_rejections,
+)
 from specrun.runtime.planning import Contact, CostCurve, contact_curve, drafter_for
 from specrun.runtime.planning.kept_states import kept_states_of
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
@@ -195,7 +200,7 @@ def open_slots(
                     session.clock, session.cost_of = shared.clock, shared.last_cost
                 session.answers = answers
                 if rejections is not None:
-                    session.rejections = rejections.buffer.notes()
+                    session.rejections = RejectionNotes(rejections.buffer)
                 sessions.append(session)
             opened.pop_all()  # the caller's from here on
     return OpenSlots(

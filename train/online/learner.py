@@ -98,9 +98,8 @@ def online_corpus(
         marks = np.zeros(len(answer.tokens) - start, np.bool_)
         marks[positions.numpy()] = True
         texts.append(TokenSequence(np.array(answer.tokens[start:], np.int32), marks))
-        laws = answer.laws
-        ids = torch.from_numpy(laws.ids[kept].astype(np.int64))
-        logs = torch.from_numpy(laws.log_probs[kept].astype(np.float32))
+        ids = torch.from_numpy(answer.ids[kept].astype(np.int64))
+        logs = torch.from_numpy(answer.log_probs[kept].astype(np.float32))
         if float(logs[:, -1].max()) < -25 and ids.shape[1] == int(ids.max()) + 1:
             logs = logs[:, :-1]  # a vocabulary so small that all of it is named
         places.append(AnswerPlaces(positions, ids, torch.log_softmax(logs, -1)))
@@ -274,8 +273,7 @@ class OnlineTraining(Training[OnlineReport]):
     def texts(self) -> TokenCorpus:
         """Return the buffer's answers; the drafter is loaded."""
         draft = self.recipe.draft
-        self._buffer = RejectionBuffer(most_bytes=_ALL)
-        self._key = load_rejections(self.recipe.buffer, None, self._buffer)
+        self._key, self._buffer = load_rejections(self.recipe.buffer, most_bytes=_ALL)
         _check_vocabulary(draft, self._key)
         answers = list(self._buffer)
         corpus, self._places = online_corpus(answers, max_length=self.run.max_length)
@@ -363,7 +361,7 @@ def _check_vocabulary(draft: Path, key: BufferKey) -> None:
 def _laws_digest(buffer: RejectionBuffer) -> str:
     found = hashlib.sha256()
     for answer in buffer:
-        found.update(answer.laws.ids.tobytes() + answer.laws.log_probs.tobytes())
+        found.update(answer.ids.tobytes() + answer.log_probs.tobytes())
     return found.hexdigest()[:16]
 
 

@@ -8,7 +8,6 @@ vocabulary in a file that only its owner can read. It is bounded: the oldest tex
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from specrun.runtime.drafters.retrieval.datastore import (
     read_store_header,
     store_tokens,
 )
-from specrun.runtime.online import KEEP, LearnFrom
+from specrun.runtime.online import KEEP, LearnFrom, put_aside
 
 MOST_TOKENS = 1 << 20
 """Tokens of a store at most; a file has about 8 bytes for each."""
@@ -116,10 +115,8 @@ def open_answers(keep: LearnFrom, target: Model) -> AnswerStore | None:
     try:
         return AnswerStore(target, path)
     except MalformedFileError as problem:
-        aside = path.with_suffix(".damaged")
-        with contextlib.suppress(OSError):
-            path.replace(aside)
-        logger.warning("the kept answers were ignored: %s; they are now %s", problem, aside)
+        ignored = "the kept answers were ignored"
+        logger.warning("%s: %s; they are now %s", ignored, problem, put_aside(path))
     return AnswerStore(target, path)
 
 

@@ -3,6 +3,7 @@ target."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import stat
@@ -21,15 +22,14 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.online import (
     BUFFER_NAME,
     BufferKey,
-    KeptLaws,
     RejectedAnswer,
     RejectionBuffer,
+    RejectionNotes,
     kept_folders,
     learn_folder,
     likeliest,
     load_rejections,
     open_rejections,
-    read_facts,
     save_rejections,
 )
 
@@ -42,17 +42,12 @@ def an_answer(seed: int, n_tokens: int = 20, n_places: int = 3, kept: int = 8) -
     laws = [likeliest(row, kept) for row in rows]
     positions = np.sort(generator.choice(n_tokens, n_places, replace=False)).astype(np.int32)
     tokens = generator.integers(0, 300, positions[-1] + 1).astype(np.int32)
-    kept_laws = KeptLaws(np.stack([ids for ids, _ in laws]), np.stack([p for _, p in laws]))
-    return RejectedAnswer(tokens, positions, kept_laws)
+    ids, logs = (np.stack(part) for part in zip(*laws, strict=True))
+    return RejectedAnswer(tokens, positions, ids, logs)
 
 
 def same(ours: RejectedAnswer, theirs: RejectedAnswer) -> bool:
-    pairs = [
-        (ours.tokens, theirs.tokens),
-        (ours.positions, theirs.positions),
-        (ours.laws.ids, theirs.laws.ids),
-        (ours.laws.log_probs, theirs.laws.log_probs),
-    ]
+    pairs = zip(dataclasses.astuple(ours), dataclasses.astuple(theirs), strict=True)
     return all(np.array_equal(one_side, other) for one_side, other in pairs)
 
 
@@ -79,7 +74,7 @@ def test_a_small_vocabulary_is_kept_whole_and_certainty_is_finite() -> None:
 def test_an_answer_ends_with_its_last_rejected_draft() -> None:
     buffer = RejectionBuffer(kept_tokens=4)
     row = np.arange(10, dtype=np.float32)
-    notes = buffer.notes()
+    notes = RejectionNotes(buffer)
     notes.note(3, row)
     notes.note(5, row)
     notes.note(9, row)  # of a round that an interrupt took back
@@ -88,7 +83,7 @@ def test_an_answer_ends_with_its_last_rejected_draft() -> None:
     (answer,) = buffer
     assert answer.tokens.tolist() == [7, 6, 5, 4, 3, 2]
     assert answer.positions.tolist() == [3, 5]
-    assert answer.laws.ids.tolist() == [[6, 7, 8, 9]] * 2
+    assert answer.ids.tolist() == [[6, 7, 8, 9]] * 2
     assert buffer.n_places == 2
 
 
@@ -114,14 +109,11 @@ def test_what_is_saved_is_what_is_read_and_only_the_owner_reads_it(tmp_path: Pat
     save_rejections(buffer, path, KEY)
     if os.name != "nt":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    again = RejectionBuffer()
-    assert load_rejections(path, KEY, again) == KEY
-    assert len(again) == 4
+    key, again = load_rejections(path, KEY)
+    assert (key, len(again), again.n_places) == (KEY, 4, 10)
     assert all(map(same, again, buffer))
-    facts = read_facts(path)
-    assert (facts.n_answers, facts.n_places, facts.key) == (4, 10, KEY)
     save_rejections(RejectionBuffer(), path, KEY)
-    assert read_facts(path).n_places == 0
+    assert load_rejections(path)[1].n_places == 0
 
 
 def test_another_targets_buffer_is_refused_with_both_named(tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_another_targets_buffer_is_refused_with_both_named(tmp_path: Path) -> No
         ModelError,
         match=r"rejected drafts for target\.gguf \(hash abab.* is other\.gguf \(hash efef",
     ):
-        load_rejections(path, other, RejectionBuffer())
+        load_rejections(path, other)
 
 
 def _resealed(content: bytes) -> bytes:
@@ -160,12 +152,12 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path, change, problem
     save_rejections(buffer, path, KEY)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(MalformedFileError, match=problem):
-        load_rejections(path, KEY, RejectionBuffer())
+        load_rejections(path, KEY)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileMissingError, match="there is no file"):
-        load_rejections(tmp_path / "none", None, RejectionBuffer())
+        load_rejections(tmp_path / "none")
 
 
 def test_nothing_is_kept_unless_asked_for(tiny_model, tmp_path: Path, monkeypatch) -> None:

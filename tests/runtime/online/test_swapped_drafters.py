@@ -20,7 +20,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.engine.answer import note_rejected
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.language import quoted
-from specrun.runtime.online import RejectionBuffer, likeliest
+from specrun.runtime.online import RejectionBuffer, RejectionNotes, likeliest
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
@@ -41,7 +41,7 @@ class LearntTable(LawTable):
         self._learnt = {
             tuple(answer.tokens[: position + 1].tolist()): logs
             for answer in buffer
-            for position, logs in zip(answer.positions, answer.laws.log_probs, strict=True)
+            for position, logs in zip(answer.positions, answer.log_probs, strict=True)
         }
 
     def __call__(self, prefix) -> np.ndarray:
@@ -57,7 +57,10 @@ def two_answers(target: LawTable, drafts: LawTable, second: Propose | None) -> d
     learnt from the first; `second` drafts in its place."""
 
     def answer(conversation, noise, buffer) -> tuple[int, ...]:
-        limits, notes = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=LENGTH), buffer.notes()
+        limits, notes = (
+            RoundLimits(n_ctx=64, max_nodes=32, max_tokens=LENGTH),
+            RejectionNotes(buffer),
+        )
         settings = DecodeSettings(build_rule("exact"), PLAIN, limits)
         for this_round in decode_rounds(TableTarget(target), conversation, settings):
             if this_round.rejected:
@@ -100,7 +103,7 @@ def test_what_is_learnt_is_the_targets_law_so_the_control_can_fail() -> None:
     """The first rejected place of an answer is then drafted with the target's own law."""
     target = LawTable(SIZE, 1, zeros=0.0)
     buffer = RejectionBuffer(kept_tokens=SIZE)
-    notes = buffer.notes()
+    notes = RejectionNotes(buffer)
     with np.errstate(divide="ignore"):
         notes.note(len(PROMPT) - 1, np.log(target(PROMPT)))
     notes.end_answer([*PROMPT, 0])
@@ -146,12 +149,12 @@ def test_the_buffer_holds_the_targets_rows_where_drafts_were_rejected(learning: 
     text = [*QUESTION, *result.token_ids]
     assert answer.tokens.tolist() == text[: len(answer.tokens)]
     # A round ends with a rejected draft, unless all of it was kept.
-    assert 0 < len(answer.laws) <= result.stats.rounds
+    assert 0 < len(answer.positions) <= result.stats.rounds
     rows = fresh_logits(learning.model, text)
     for place, position in enumerate(answer.positions):
         ids, logs = likeliest(rows[position], store.buffer.kept_tokens)
-        assert answer.laws.ids[place].tolist() == ids.tolist()
-        np.testing.assert_allclose(answer.laws.log_probs[place], logs, atol=2e-2)
+        assert answer.ids[place].tolist() == ids.tolist()
+        np.testing.assert_allclose(answer.log_probs[place], logs, atol=2e-2)
 
 
 def test_without_the_flag_nothing_is_noted(tiny_model, drafter) -> None:

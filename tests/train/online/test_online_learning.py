@@ -24,7 +24,7 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
-from specrun.runtime.online import RejectionBuffer, likeliest, load_rejections
+from specrun.runtime.online import RejectionBuffer, RejectionNotes, likeliest, load_rejections
 from specrun.train.distillation.learner import DIVERGENCES
 from specrun.train.online import OnlineDrafter, OnlineRecipe, OnlineSettings, open_online_drafter
 from specrun.train.online.learner import (
@@ -116,7 +116,7 @@ def test_tokens_that_the_drafter_lacks_have_no_mass() -> None:
 
 def test_the_end_of_a_long_text_is_read_and_its_places_move_with_it() -> None:
     buffer = RejectionBuffer(kept_tokens=4)
-    notes = buffer.notes()
+    notes = RejectionNotes(buffer)
     row = np.arange(50, dtype=np.float32)
     for position in (3, 70, 90):
         notes.note(position, row)
@@ -132,7 +132,7 @@ def test_the_end_of_a_long_text_is_read_and_its_places_move_with_it() -> None:
 
 def test_a_text_that_is_measured_on_is_never_learnt_later() -> None:
     buffer, held_out = RejectionBuffer(kept_tokens=4), set()
-    notes = buffer.notes()
+    notes = RejectionNotes(buffer)
     for number in range(60):
         notes.note(2, np.arange(50, dtype=np.float32))
         notes.end_answer([number, 1, 2])
@@ -404,8 +404,7 @@ def test_a_run_from_a_buffer_to_a_drafter(
 
 
 def _places(path: Path) -> int:
-    buffer = RejectionBuffer()
-    load_rejections(path, None, buffer)
+    _, buffer = load_rejections(path)
     return buffer.n_places
 
 
