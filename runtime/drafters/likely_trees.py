@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from specrun.runtime.planning import CostCurve
@@ -26,17 +27,23 @@ class Guess(NamedTuple):
     token: int
 
 
+@dataclass(slots=True)  # not frozen: that costs a call for every field, in every round
+class TreeLimits:
+    """The largest tree of one round; below `end_tokens` there is nothing to draft."""
+
+    nodes: int
+    depth: int
+    leaves: int
+    end_tokens: frozenset[int] = frozenset()
+
+
 def grow_likely(
     root: State,
     children: Callable[[State], Iterable[tuple[int, float, State]]],
-    *,
-    nodes: int,
-    depth: int,
-    leaves: int,
-    end_tokens: frozenset[int],
+    limits: TreeLimits,
     least: float,
 ) -> list[Guess]:
-    """Return the most probable nodes below a root, parents before children, within these limits.
+    """Return the most probable nodes below a root, parents before children, within the limits.
 
     `children(state)` yields the tokens that may follow a node, each with its probability given the
     path and the state of the node that it makes. Nodes under the probability `least` are left out.
@@ -55,20 +62,19 @@ def grow_likely(
                 heapq.heappush(queue, (-probability * share, serial, place, level, token, below))
                 serial += 1
 
-    if nodes > 0 and depth > 0:
+    if limits.nodes > 0 and limits.depth > 0:
         expand(1.0, ROOT, 1, root)
-    while queue and len(taken) < nodes:
+    while queue and len(taken) < limits.nodes:
         value, _, parent, level, token, state = heapq.heappop(queue)
-        # One leaf is one llama.cpp sequence, of which an
-        # evaluation has few; nodes on a path are free.
+        # One leaf is one llama.cpp sequence, of which there are few; nodes on a path are free.
         if parent in has_child:  # a second child makes one leaf more, a first one none
             # Skipped, and not the end: less likely first children may still fit.
-            if n_leaves == leaves:
+            if n_leaves == limits.leaves:
                 continue
             n_leaves += 1
         has_child.add(parent)
         taken.append(Guess(-value, parent, token))
-        if level < depth and token not in end_tokens:
+        if level < limits.depth and token not in limits.end_tokens:
             expand(-value, len(taken) - 1, level + 1, state)
     return taken
 

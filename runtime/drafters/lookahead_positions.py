@@ -50,17 +50,17 @@ class LookaheadFile:
         file = HeadFile(path, kind)
         check_embedding_inputs(target)
         file.check_target(target)
-        self.path, self.n_params = file.path, file.header.n_parameters
+        self.n_params = file.header.n_parameters
         self.n_positions = file.size("position_count", MOST_POSITIONS)
         name = f"{kind}.embedding.weight"
         rows = file.shape(name)[-1]
         file.require(name, (target.n_embd, rows))
         if rows not in (1, self.n_positions):
             counts = f"{rows} embeddings for {self.n_positions} look-ahead positions"
-            raise MalformedFileError(f"{self.path} has {counts}: convert it again")
+            raise MalformedFileError(f"{file.path} has {counts}: convert it again")
         if file.type_name(name) != "F32":
             stored = f"{name} as {file.type_name(name)}"
-            raise MalformedFileError(f"{self.path} has {stored}, which must be F32: convert again")
+            raise MalformedFileError(f"{file.path} has {stored}, which must be F32: convert again")
         with (
             closing(ComputeDevice(n_threads=1)) as device,
             closing(load_tensors(path, device, [name])) as store,
@@ -115,7 +115,7 @@ class LookaheadSource(Source):
     reads_logits = rows_by_depth = True
 
     def __init__(self, file: LookaheadFile) -> None:
-        self._file, self.embedding_inputs = file, file.inputs
+        self.embedding_inputs, self.n_params = file.inputs, file.n_params
         # The rows, and how many tokens there were.
         self.rows: tuple[list[npt.NDArray[np.float32]], int] = ([], 0)
         self._depth = 0
@@ -134,16 +134,6 @@ class LookaheadSource(Source):
         """Return the row of the next position: it does not see drafts."""
         self._depth += 1
         return NodeRows(self.rows[0][self._depth : self._depth + 1])
-
-    @property
-    def n_params(self) -> int:
-        """The embeddings' numbers."""
-        return self._file.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """None: the target's own evaluation drafts."""
-        return 0.0
 
 
 class ParallelDrafter(GrowingDrafter):
@@ -252,17 +242,8 @@ _MOST_SIBLINGS = 32
 def build_pass(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `pass(FILE, n=all that were trained, below=every, sampling=argmax, topk=1, always=no)`.
 
-    Without `n` it is stopped while it does not pay.
+    Or `space`, with the same options. Without `n` it is stopped while it does not pay.
     """
-    return _build(expression, env, "pass")
-
-
-def build_space(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `space(FILE, ...)`, with the options of `pass`."""
-    return _build(expression, env, "space")
-
-
-def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterWeights:
     options = options_of(expression)
     n, is_sized = options.integer("n", 0), options.optional("n") is not None
     below = cast("Below", options.choice("below", list(get_args(Below)), "every"))
@@ -275,9 +256,14 @@ def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterW
         problem = "topk= puts point masses beside the first draft, and sampling=with draws it"
         raise OptionError(f"{expression}: {problem}: leave one of them out")
     path = file_of(expression, env)
-    file = LookaheadFile(path, kind, env.target, n_threads=env.context.n_threads)
+    file = LookaheadFile(path, expression.atom, env.target, n_threads=env.context.n_threads)
     try:
-        n = _checked_n(expression, n, is_sized, file, env)
+        trained = file.n_positions
+        if not is_sized:
+            n = trained
+        elif not 1 <= n <= trained:
+            problem = f"{path} was trained for {trained} look-ahead positions: give 1 to {trained}"
+            raise OptionError(f"{expression}: n is {n}, and {problem}")
         most = env.context.n_batch - 1
         if lookahead_nodes(n, topk, below) > most:
             problem = f"{expression}: look-ahead positions and candidates do not fit a batch of"
@@ -294,13 +280,4 @@ def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterW
     return DrafterWeights(name, start, [file], pace)
 
 
-def _checked_n(
-    expression: Expression, n: int, given: bool, file: LookaheadFile, env: DraftEnvironment
-) -> int:
-    """Return how many positions look ahead: all that were trained, unless a number is given."""
-    if not given:
-        return file.n_positions
-    if not 1 <= n <= file.n_positions:
-        trained = f"{file.path} was trained for {file.n_positions} look-ahead positions"
-        raise OptionError(f"{expression}: n is {n}, and {trained}: give 1 to {file.n_positions}")
-    return n
+build_space = build_pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +38,6 @@ Followers = tuple[IdArray, FloatArray]
 _NOTHING: Followers = (np.zeros(0, np.intp), np.zeros(0))
 
 
-def check_order(order: int) -> None:
-    """Raise OptionError for n-grams that are not counted."""
-    if not 1 <= order <= MAX_ORDER:
-        raise OptionError(f"order is {order}: n-grams of 1 to {MAX_ORDER} tokens are counted")
-
-
 class TextCounts:
     """The n-grams of texts, of 1 to `order` tokens; none reaches from one text into the next.
 
@@ -54,7 +47,6 @@ class TextCounts:
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], order: int, vocab_size: int) -> None:
-        check_order(order)
         self.order, self._size = order, vocab_size
         self._keys: list[npt.NDArray[np.int64]] = []
         self._counts: list[FloatArray] = []
@@ -79,7 +71,10 @@ class TextCounts:
         return sum(map(len, self._keys))
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return the tokens after a context of fewer than `order` tokens; all for an empty one."""
+        """Return the tokens after a context of fewer than `order` tokens; all for an empty one.
+
+        Of the empty context the array of tokens is the same object while they are the same.
+        """
         if not context:
             return self._all
         entry = 0
@@ -98,7 +93,6 @@ class GrowingCounts:
     """The n-grams of one text of 1 to `order` tokens, which grows and is cut back at its end."""
 
     def __init__(self, order: int) -> None:
-        check_order(order)
         self.order = order
         self.tokens: list[int] = []
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
@@ -192,16 +186,7 @@ def _sorted(found: Mapping[int, int]) -> Followers:
 _NO_IDS = np.zeros(0, np.intp)
 
 
-class Counts(Protocol):
-    """Counts of n-grams: of a growing text or of files."""
-
-    order: int
-
-    def followers(self, context: Sequence[int]) -> Followers:
-        """Return the tokens that followed a context, ascending, and how often.
-
-        Of the empty context the array of tokens is the same object while they are the same.
-        """
+Counts = TextCounts | GrowingCounts
 
 
 class NgramLaw:
@@ -263,6 +248,7 @@ class NgramSource(Source):
         self._order = max(order, *(source.order for source in sources), 1)
         self._last: list[int] = []  # the text's last tokens
         self._place: GrammarState | None = None
+        self._keeps_rows = False  # whether a rule reads whole rows of the draft
         self._paths: list[list[int]] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -274,6 +260,7 @@ class NgramSource(Source):
         tokens, place = request.tokens, request.state.grammar
         self._text.extend(tokens[len(self._text.tokens) :])
         self._place = None if place is None else place.after(tokens[place.length :])
+        self._keeps_rows = request.keep != "nothing" or request.fallback > 0.0
         self._last = list(tokens[1 - self._order :]) if self._order > 1 else []
         self._paths = []
         return self._row(())
@@ -288,7 +275,7 @@ class NgramSource(Source):
         law = self._law.after([*self._last, *path])
         if law is None:
             return None
-        whole = _WholeRow(law)
+        whole = [whole_row(law)] if self._keeps_rows else None
         if self._place is not None:
             law = allowed(law, self._place.after(path))
         return NodeRows(whole, highest=row_of(law))
@@ -310,29 +297,12 @@ def row_of(law: Law) -> HighestLogits:
     return HighestLogits(ids.astype(np.int32)[None], logits[None])
 
 
-class _WholeRow(Sequence[Logits]):
-    """A distribution's logarithms as one whole row, made when it is read."""
-
-    def __init__(self, law: Law) -> None:
-        self._law = law
-
-    def __len__(self) -> int:
-        return 1
-
-    @overload
-    def __getitem__(self, index: int) -> Logits: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Logits]: ...
-    def __getitem__(self, index: int | slice) -> Logits | Sequence[Logits]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(1)[index]]
-        if index not in (0, -1):
-            raise IndexError(index)
-        law = self._law
-        assert law.ids is not None
-        row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
-        row[law.ids] = np.log(law.probs)
-        return row
+def whole_row(law: Law) -> Logits:
+    """Return the logarithms of a distribution on few tokens as one whole row."""
+    assert law.ids is not None
+    row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
+    row[law.ids] = np.log(law.probs)
+    return row
 
 
 def allowed(law: Law, place: GrammarState) -> Law:
@@ -357,7 +327,8 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
     """
     options = options_of(expression)
     order, chain = options.integer("order", ORDER), ChainOptions.of(expression, "with")
-    check_order(order)
+    if not 1 <= order <= MAX_ORDER:
+        raise OptionError(f"order is {order}: n-grams of 1 to {MAX_ORDER} tokens are counted")
     vocabulary = env.target.vocabulary
     texts: list[Sequence[int]] = []
     file, pool = options.optional("file"), options.optional("pool")

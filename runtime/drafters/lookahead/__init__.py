@@ -6,8 +6,7 @@ from specrun.runtime.drafters.lookahead.drafter import (
     LookaheadWindow,
     WindowGuard,
     guessed_tokens,
-    plan_lookahead,
-    step_compression,
+    planned_width,
     window_leaves,
     window_nodes,
 )

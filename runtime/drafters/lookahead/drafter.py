@@ -53,56 +53,30 @@ _WIDEST = 15
 _WORTH = 1.02  # a plan must gain more than rounding
 
 
-@dataclass(frozen=True, slots=True)
-class LookaheadPlan:
-    """W columns, at most G guesses and the expected speed-up; W = 0 does not look ahead."""
-
-    window: int
-    guesses: int
-    speed_up: float
-
-
 def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
     """Return E = (g + 1) - sum_{i=1..g} (1 - a^i)^b: tokens of a round with b guesses of g tokens.
 
     Fu et al. (2024), equation 4: the longest accepted prefix of independent guesses, and the
     target's own token. One guess gives Leviathan's equation 1.
     """
-    if not 0.0 <= acceptance <= 1.0:
-        raise OptionError(f"acceptance is {acceptance}: it must be between 0 and 1")
     # For small a the terms are near 1, and their sum is subtracted from g + 1: hence fsum.
     missed = math.fsum((1.0 - acceptance**length) ** n_guesses for length in range(1, n_draft + 1))
     return n_draft + 1 - missed
 
 
-def step_compression(
-    acceptance: float, n_draft: int, n_guesses: int, rounds_per_hit: float
-) -> float:
-    """Return S = (f - 1 + E) / f: tokens a round if one in f guesses well (equation 5)."""
-    # Written so that NaN is refused too.
-    if not rounds_per_hit >= 1.0:
-        raise OptionError(f"one good speculation in {rounds_per_hit} rounds: give at least 1")
-    return (rounds_per_hit - 1.0 + guessed_tokens(acceptance, n_draft, n_guesses)) / rounds_per_hit
-
-
-def plan_lookahead(
-    curve: CostCurve,
-    ngram: int,
-    *,
-    acceptance: float = _ACCEPTANCE,
-    rounds_per_hit: float = _ROUNDS_PER_HIT,
-    widest: int = _WIDEST,
-) -> LookaheadPlan:
-    """Return the W = G of most tokens a second; W = 0 if plain decoding wins."""
-    best = LookaheadPlan(0, 0, 1.0)
-    for width in range(1, widest + 1):
+def planned_width(curve: CostCurve, ngram: int) -> int:
+    """Return the W = G of most tokens a second; 0 does not look ahead: plain decoding wins."""
+    best, most = 0, _WORTH
+    for width in range(1, _WIDEST + 1):
         # Window and guesses; the root is the window's column 0 of row 0.
         n_tokens = 2 * width * (ngram - 1)
-        yielded = step_compression(acceptance, ngram - 1, width, rounds_per_hit)
+        guessed = guessed_tokens(_ACCEPTANCE, ngram - 1, width)
+        # S = (f - 1 + E) / f: tokens a round if one in f guesses well (equation 5).
+        yielded = (_ROUNDS_PER_HIT - 1.0 + guessed) / _ROUNDS_PER_HIT
         speed_up = yielded * curve.seconds(1) / curve.seconds(n_tokens)
         # Strictly more, so that of equal plans the narrowest is kept.
-        if speed_up > max(best.speed_up, _WORTH):
-            best = LookaheadPlan(width, width, speed_up)
+        if speed_up > most:
+            best, most = width, speed_up
     return best
 
 
@@ -139,12 +113,11 @@ class WindowGuard:
 #
 # These nodes are evaluated and never accepted. Fu et al. (2024), section 3.1 and figure 2. With
 # window W and n-gram size N there are N - 1 rows of W columns. Column 0 of row 0 is the root, the
-# last committed token; the rest of row 0 is a chain below it; row r of a column hangs below its row
-# r
-# - 1, so that it stands at position (column + row) after the root and sees row 0 up to its column,
-# then its own column. That is (N - 1) W - 1 nodes and W leaves. The target's greedy token after a
-# column's last row completes an n-gram; then every row moves up by one, and those tokens become the
-# last row. Tokens that move up keep their positions, because the root has moved on by one.
+# last committed token; the rest of row 0 is a chain below it; row r of a column hangs below its
+# row r - 1, so that it stands at position (column + row) after the root and sees row 0 up to its
+# column, then its own column. That is (N - 1) W - 1 nodes and W leaves. The target's greedy token
+# after a column's last row completes an n-gram; then every row moves up by one, and those tokens
+# become the last row. Tokens that move up keep their positions, because the root moved on by one.
 #
 # Warm-up begins with one row of W + N - 3 random tokens and adds a row a pass for N - 2 passes.
 # Each pass drops column 0: the root has taken the place of column 1.
@@ -172,10 +145,6 @@ class LookaheadWindow:
     """
 
     def __init__(self, width: int, n: int, random_token: Callable[[], int]) -> None:
-        if width < 1 or n < 2:
-            raise OptionError(
-                f"a window of {width} columns for n-grams of {n} tokens: give at least 1 and 2"
-            )
         self.n = n
         self.rows: list[list[int]] = [[random_token() for _ in range(width + n - 3)]]
 
@@ -222,8 +191,8 @@ class LookaheadWindow:
         each column.
         """
         if not self.is_warm:
-            # The last row's answers become the next row. All drop
-            # column 0, whose place the root has taken.
+            # The last row's answers become the next row. All drop column 0, whose place the root
+            # has taken.
             self.rows = [*(row[1:] for row in self.rows), list(outputs[1:])]
             return []
         # Column 0 of row 0 is the root, so its n-gram is that of the text's last token.
@@ -293,10 +262,6 @@ class LookaheadDrafter(Drafter):
         seed: int = 0,
         name: str = "lookahead",
     ) -> None:
-        if width < 0 or ngram < 2:
-            raise OptionError(
-                f"window={width} with ngram={ngram}: give window 0 or more and ngram 2 or more"
-            )
         self.name = name
         self.reads_logits, self.finds_text = True, True
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
@@ -341,8 +306,7 @@ class LookaheadDrafter(Drafter):
         """Take the window's n-grams and the new text into the pool, and move the window on."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None and outcome.tree.extends(proposal.tree):
-            # The counts of a guard need the pool as it was when the
-            # guesses were drafted: before learning.
+            # The counts of a guard need the pool as it was when the guesses were drafted.
             self._count(proposal, outcome)
             if self._window is not None:
                 self._advance(self._window, proposal, outcome)
@@ -514,7 +478,7 @@ def build_lookahead(
         raise OptionError(f"{expression}: ngram is {ngram}: give 2 to {MAX_NGRAM}")
     curve = env.curve
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
-    width = plan_lookahead(curve, ngram).window if window is None else window
+    width = planned_width(curve, ngram) if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
         problem = "window and guesses count columns and n-grams: give 0 or more"
         raise OptionError(f"{expression}: {problem}")

@@ -8,13 +8,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
 from specrun.bindings.files import atomic_path, check_target, read_regular
-from specrun.runtime.drafters.likely_trees import grow_likely, most_worthwhile
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.runtime.drafters.likely_trees import TreeLimits, grow_likely, most_worthwhile
 from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.trees.growth import TreeBuilder
@@ -60,11 +60,6 @@ class NgramPool:
         for first, rests in self._rests.items():
             for rest in rests:
                 yield (first, *rest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NgramPool) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment] # a pool changes
 
     def add(self, ngram: Sequence[int]) -> None:
         """Add an n-gram, or note that it was used again."""
@@ -129,16 +124,7 @@ _DIGEST = 32
 _MAX_FILE = 1 << 30
 
 
-class SizedVocabulary(Protocol):
-    """The identity of a vocabulary: the number of its tokens and the SHA-256 of all."""
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def fingerprint(self) -> bytes: ...  # noqa: D102
-
-
-def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVocabulary) -> None:
+def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: Vocabulary) -> None:
     """Write a pool over `path`; after a crash at any moment the old file or the new one is there.
 
     Raises OptionError if the file cannot be written, SpecrunError if the disk is full.
@@ -157,7 +143,7 @@ def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVo
 
 def load_pool(
     path: str | os.PathLike[str],
-    vocabulary: SizedVocabulary,
+    vocabulary: Vocabulary,
     *,
     n: int | None = None,
     per_key: int = 16,
@@ -281,9 +267,7 @@ class NgramStore:
             self._save(self._together())
             self._is_new = False
 
-    def close(self) -> None:
-        """Save; the store stays usable."""
-        self.save()
+    close = save  # the store stays usable
 
     def _together(self) -> NgramPool:
         if self._set_aside is None:
@@ -295,7 +279,7 @@ class NgramStore:
 
 def open_store(
     path: Path | None,
-    vocabulary: SizedVocabulary,
+    vocabulary: Vocabulary,
     *,
     n: int,
     per_key: int,
@@ -371,37 +355,17 @@ def add_phrases(
                 break
 
 
-class Guesses(Protocol):
-    """Drafts from a pool, and learns from the text how far to trust it."""
-
-    max_nodes: int
-    max_leaves: int
-
-    def add_to(
-        self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
-    ) -> None:
-        """Add up to `room` guesses after the request, to be evaluated with `beside` other nodes."""
-
-    def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
-        """Compare the pool's guesses with the tokens from `start` on, new to it."""
-
-    def forget(self) -> None:
-        """Forget the counts."""
-
-
 class LatestGuesses:
     """At most `limit` n-grams that begin with the root's token, the most recently used first."""
 
     def __init__(self, limit: int, ngram: int) -> None:
-        if limit < 0:
-            raise OptionError(f"guesses is {limit}: give 0 or more")
         self.max_leaves = limit
         self.max_nodes = limit * (ngram - 1)
 
     def add_to(
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
-        """Add them; those that begin alike share their nodes."""
+        """Add up to `room`; those that begin alike share their nodes."""
         guesses = pool.guesses(request.tokens[-1], self.max_leaves)
         room = min(room, self.max_nodes)
         add_phrases(tree, guesses, request.max_depth, room, request.end_tokens)
@@ -432,7 +396,7 @@ class PlannedGuesses:
     def add_to(
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
     ) -> None:
-        """Add the tree that should pay best, if any does."""
+        """Add the tree that should pay best beside so many other nodes, if any does."""
         # n - 1 tokens are the longest beginning of an n-gram that leaves one token to guess.
         tail = tuple(request.tokens[1 - pool.n :])
 
@@ -441,16 +405,10 @@ class PlannedGuesses:
             for rank, (token, matched) in enumerate(found):
                 yield token, self._acceptance.chance(kind_of(matched), rank), (*path, token)
 
+        nodes, depth = min(room, self.max_nodes), min(request.max_depth, self._depth)
+        limits = TreeLimits(nodes, depth, self.max_leaves, request.end_tokens)
         root: tuple[int, ...] = ()
-        likely = grow_likely(
-            root,
-            below,
-            nodes=min(room, self.max_nodes),
-            depth=min(request.max_depth, self._depth),
-            leaves=self.max_leaves,
-            end_tokens=request.end_tokens,
-            least=_UNLIKELY,
-        )
+        likely = grow_likely(root, below, limits, _UNLIKELY)
         chances = [guess.probability for guess in likely]
         count, _ = most_worthwhile(chances, self._curve, _WORTH, beside)
         nodes = {ROOT: ROOT}
@@ -471,6 +429,10 @@ class PlannedGuesses:
     def forget(self) -> None:
         """Return to the first estimates."""
         self._acceptance.forget()
+
+
+Guesses = LatestGuesses | PlannedGuesses
+"""Drafts from a pool, and learns from the text how far to trust it."""
 
 
 def continuations(pool: NgramPool, tail: Sequence[int], limit: int) -> list[tuple[int, int]]:
