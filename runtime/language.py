@@ -5,7 +5,7 @@ Expressions are such as `draft(a.gguf, n=5)`, `cascade(draft, prompt-lookup)`, `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +49,12 @@ class Expression:
         call = f"({', '.join(inner)})" if self.is_call else ""
         return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
 
+    def mapped(self, change: Callable[[Expression], Expression]) -> Expression:
+        """Return it with every part changed, arguments and values before those that have them."""
+        arguments = tuple(each.mapped(change) for each in self.arguments)
+        options = tuple((name, value.mapped(change)) for name, value in self.options)
+        return change(replace(self, arguments=arguments, options=options))
+
 
 def _atom(text: str) -> str:
     return text if re.fullmatch(r"[^\s(),@='\"]+", text) else quoted(text)
@@ -72,23 +78,19 @@ def parse_expression(text: str) -> Expression:
 def short_label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
-    def short(expression: Expression) -> Expression:
-        atom = expression.atom
-        if atom.endswith((".gguf", ".pool")) or "/" in atom:
-            atom = Path(atom).name
-        arguments = tuple(map(short, expression.arguments))
-        options = tuple((name, short(value)) for name, value in expression.options)
-        return replace(expression, atom=atom, arguments=arguments, options=options)
+    def short(part: Expression) -> Expression:
+        is_file = part.atom.endswith((".gguf", ".pool")) or "/" in part.atom
+        return replace(part, atom=Path(part.atom).name) if is_file else part
 
-    return str(short(expression))
+    return str(expression.mapped(short))
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, str, int]] = []
-        position = 0
-        while self._text[position:].strip():
+        position, end = 0, len(text.rstrip())
+        while position < end:
             match = _TOKEN.match(self._text, position)
             if match is None:
                 raise self._error("a quote is not closed", position)

@@ -292,14 +292,12 @@ def _alpha(arm: Arm, params: SamplingParams, max_tokens: int) -> float | None:
 def with_files(text: str, files: Mapping[str, Path]) -> str:
     """Return a drafter expression with the files it left out, given by the drafter's name."""
 
-    def filled(expression: Expression) -> Expression:
-        arguments = tuple(map(filled, expression.arguments))
-        if not arguments and expression.atom in files:
-            arguments = (Expression(str(files[expression.atom])),)
-        is_call = expression.is_call or bool(arguments)
-        return replace(expression, arguments=arguments, is_call=is_call)
+    def filled(part: Expression) -> Expression:
+        if part.arguments or part.atom not in files:
+            return part
+        return replace(part, arguments=(Expression(str(files[part.atom])),), is_call=True)
 
-    return str(filled(parse_expression(text)))
+    return str(parse_expression(text).mapped(filled))
 
 
 def _measure(

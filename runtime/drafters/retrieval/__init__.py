@@ -15,7 +15,6 @@ from specrun.runtime.drafters.retrieval.continuation import (
     Evidence,
     Standing,
     TreeLimits,
-    chances_along,
     continuation_tree,
     teach,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple, Self
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.likely_trees import Guess, grow_likely, most_worthwhile
+from specrun.runtime.drafters.likely_trees import Guess, TreeLimits, grow_likely, most_worthwhile
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN
 from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
@@ -86,18 +84,6 @@ MATCH_PRIORS = [
 """By kind (`Standing.kind`) and rank."""
 
 
-def chances_along(trust: MatchAcceptance, standing: Standing, count: int) -> list[float]:
-    """Return the chances of `count` tokens of a chain, each given those before it.
-
-    They are the best known after matches of this length, of one token more, and so on.
-    """
-    last = Standing(standing.evidence, LONGEST_MATCH).kind
-    chances = trust.chances(range(standing.kind, min(standing.kind + count, last + 1)))
-    if len(chances) < count:
-        chances += trust.chances((last,)) * (count - len(chances))
-    return chances
-
-
 # == Trees of continuations ========================================================================
 #
 # LLMA (Yang et al. 2023) and prompt lookup copy one continuation; REST (He et al. 2023, section
@@ -113,8 +99,7 @@ _MAJORITY = 0.6
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
-# Neither of these is frozen: that costs a call for every field, in every round.
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: that costs a call for every field, in every round
 class Continuation:
     """The continuation of an earlier place of the last tokens; `weight` ranks equal matches."""
 
@@ -140,16 +125,6 @@ def counted(found: Sequence[tuple[int, Sequence[int]]]) -> list[Continuation]:
     return [Continuation(known, match, count) for (match, known), count in alike.items()]
 
 
-@dataclass(slots=True)
-class TreeLimits:
-    """The largest tree of one round; below `end_tokens` there is nothing to draft."""
-
-    nodes: int
-    depth: int
-    leaves: int
-    end_tokens: frozenset[int] = frozenset()
-
-
 def continuation_tree(
     continuations: Sequence[Continuation],
     trust: MatchAcceptance,
@@ -157,11 +132,7 @@ def continuation_tree(
     costs: CostCurve,
 ) -> DraftTree:
     """Return the best nodes as point masses; empty if no draft would pay."""
-    if len(continuations) == 1:  # the usual case by far
-        alone = continuations[0]
-        count, _ = most_worthwhile(_likely_chain(alone, trust, limits), costs, _LEAST_GAIN)
-        return DraftTree.chain([*alone.tokens[:count]])
-    taken = _likely(continuations, trust, limits)
+    taken = likely_nodes(continuations, trust, limits)
     count, _ = most_worthwhile([guess.probability for guess in taken], costs, _LEAST_GAIN)
     if not count:
         return DraftTree()
@@ -170,61 +141,22 @@ def continuation_tree(
     return DraftTree.of_points(tokens, parents)
 
 
-def promised_speed_up(
-    continuations: Sequence[Continuation],
-    trust: MatchAcceptance,
-    limits: TreeLimits,
-    costs: CostCurve,
-) -> float:
-    """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
-    if len(continuations) == 1:
-        likely = _likely_chain(continuations[0], trust, limits)
-    else:
-        likely = [guess.probability for guess in _likely(continuations, trust, limits)]
-    count, rate = most_worthwhile(likely, costs, _LEAST_GAIN)
-    return rate * costs.seconds(1) if count else 1.0
-
-
 def likely_nodes(
     continuations: Sequence[Continuation], trust: MatchAcceptance, limits: TreeLimits
 ) -> list[Guess]:
     """Return the best nodes of the continuations' trie, the most probable first."""
-    if len(continuations) != 1:
-        return _likely(continuations, trust, limits) if continuations else []
-    alone = continuations[0]
-    chain = zip(_likely_chain(alone, trust, limits), alone.tokens, strict=False)
-    return [Guess(likely, place - 1, token) for place, (likely, token) in enumerate(chain)]
-
-
-def teach(
-    trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
-) -> None:
-    """Count in `trust` the continuations against the tokens that really came."""
-    if len(continuations) == 1:  # the usual case by far
-        alone = continuations[0]
-        for depth, (known, token) in enumerate(zip(alone.tokens, tokens, strict=False)):
-            trust.learn((_standing_alone(alone, depth).kind,), 0 if known == token else None)
-            if known != token:
-                return
-        return
-    alive = continuations
-    for depth, token in enumerate(tokens):
-        alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
-        if not alive:
-            return
-        ranked = _ranked(alive, depth)
-        rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
-        # Before the continuations that failed are dropped: the estimate was made with all of them.
-        trust.learn([_standing(alive, depth).kind] * len(ranked), rank)
-        if rank is None:
-            return
-        alive = ranked[rank][1]
-
-
-def _likely(
-    continuations: Sequence[Continuation], trust: MatchAcceptance, limits: TreeLimits
-) -> list[Guess]:
-    """Return the best nodes of the continuations' trie, the most probable first."""
+    if len(continuations) == 1:  # the usual case by far: its trie is a chain
+        alone, path, chain = continuations[0], 1.0, list[Guess]()
+        tokens = alone.tokens[: min(limits.nodes, limits.depth)]
+        kinds = [_standing_alone(alone, depth).kind for depth in range(len(tokens))]
+        for depth, (token, chance) in enumerate(zip(tokens, trust.chances(kinds), strict=True)):
+            path *= chance
+            if path < _LEAST_PROBABILITY:
+                break
+            chain.append(Guess(path, depth - 1, token))
+            if token in limits.end_tokens:
+                break
+        return chain
 
     def below(
         node: tuple[int, Sequence[Continuation]],
@@ -237,37 +169,25 @@ def _likely(
         for rank, (token, own) in enumerate(_ranked(alive, depth)):
             yield token, trust.chance(kind, rank), (depth + 1, own)
 
-    return grow_likely(
-        (0, continuations),
-        below,
-        nodes=limits.nodes,
-        depth=limits.depth,
-        leaves=limits.leaves,
-        end_tokens=limits.end_tokens,
-        least=_LEAST_PROBABILITY,
-    )
+    return grow_likely((0, continuations), below, limits, _LEAST_PROBABILITY)
 
 
-def _likely_chain(alone: Continuation, trust: MatchAcceptance, limits: TreeLimits) -> list[float]:
-    """Return how likely a single continuation, whose trie is a chain, is down to each token."""
-    tokens, ends = alone.tokens, limits.end_tokens
-    count = min(limits.nodes, limits.depth, len(tokens))
-    if not ends.isdisjoint(tokens):
-        count = min(count, 1 + next(place for place, token in enumerate(tokens) if token in ends))
-    paths = itertools.accumulate(_chances_alone(alone, trust, count), operator.mul)
-    return [*itertools.takewhile(lambda path: path >= _LEAST_PROBABILITY, paths)]
-
-
-def _chances_alone(alone: Continuation, trust: MatchAcceptance, count: int) -> list[float]:
-    """Return how probable the next `count` tokens of a single continuation are, one by one."""
-    first = _standing_alone(alone, 0)
-    if first.evidence is not Evidence.REALIGNED:
-        return chances_along(trust, first, count)
-    # Behind an edit the match begins anew, and is soon as good as any.
-    new = min(count, FOUND_AGAIN - first.length)
-    then = _standing_alone(alone, new)
-    again = chances_along(trust, first, new)
-    return again + chances_along(trust, then, count - new)
+def teach(
+    trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
+) -> None:
+    """Count in `trust` the continuations against the tokens that really came."""
+    alive = continuations
+    for depth, token in enumerate(tokens):
+        alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
+        if not alive:
+            return
+        ranked = _ranked(alive, depth)
+        rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
+        # Before the continuations that failed are dropped: the estimate was made with all of them.
+        trust.learn([_standing(alive, depth).kind] * len(ranked), rank)
+        if rank is None:
+            return
+        alive = ranked[rank][1]
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
@@ -371,10 +291,9 @@ class ContinuationDrafter(Drafter):
 
     def forecast(self, request: DraftRequest) -> float:
         """Return the expected gain of the present continuations; `observe` may teach by them."""
-        self._retrieve(request)
-        if not self._retrieved:
-            return 1.0
-        return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
+        likely, costs = [guess.probability for guess in self.guesses(request)], self._costs
+        count, rate = most_worthwhile(likely, costs, _LEAST_GAIN)
+        return rate * costs.seconds(1) if count else 1.0
 
     def guesses(self, request: DraftRequest) -> list[Guess]:
         """Return the likely nodes below the text, whatever they cost; `observe` teaches by them."""

@@ -70,26 +70,6 @@ def first_keys(tokens: TokenArray, start: int, stop: int, vocab_size: int) -> Ke
     return keys
 
 
-def _packed(
-    tokens: TokenArray, positions: Positions, vocab_size: int, first: int, last: int
-) -> Keys:
-    """Return the tokens from `first` to `last` places before each position as one number."""
-    bits, _ = key_width(vocab_size)
-    keys = np.zeros(len(positions), np.int64)
-    for back in range(first, last + 1):
-        keys <<= bits
-        keys |= tokens[positions - back]
-    return keys
-
-
-def sample_keys(
-    tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int
-) -> npt.NDArray[np.int64]:
-    """Return the first keys of some positions, int64."""
-    _, per_key = key_width(vocab_size)
-    return _packed(tokens, positions.astype(np.int64), vocab_size, 1, min(per_key, DEPTH))
-
-
 def order_by_context(
     tokens: TokenArray, vocab_size: int, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Positions]:
@@ -102,8 +82,7 @@ def order_by_context(
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
-        # Of equal first keys, which one bucket must hold, the
-        # last positions are kept to bound memory.
+        # Of equal first keys, which one bucket must hold, the last are kept to bound memory.
         positions = _positions(tokens, vocab_size, low, high)[-_LARGEST_BUCKET:]
         if len(positions):
             done += len(positions)
@@ -144,11 +123,15 @@ def _positions(tokens: TokenArray, vocab_size: int, low: int, high: int) -> Posi
 
 def _keys(tokens: TokenArray, positions: Positions, vocab_size: int) -> list[Keys]:
     """Return the keys of all DEPTH tokens before some positions, the nearest tokens first."""
-    _, per_key = key_width(vocab_size)
-    return [
-        _packed(tokens, positions, vocab_size, first, min(first + per_key - 1, DEPTH))
-        for first in range(1, DEPTH + 1, per_key)
-    ]
+    bits, per_key = key_width(vocab_size)
+    keys = []
+    for first in range(1, DEPTH + 1, per_key):
+        key = np.zeros(len(positions), np.int64)
+        for back in range(first, min(first + per_key, DEPTH + 1)):
+            key <<= bits
+            key |= tokens[positions - back]
+        keys.append(key)
+    return keys
 
 
 SAMPLE_EVERY = 64
@@ -191,7 +174,7 @@ class ContextIndex:
         framed = framed_texts(texts, vocab_size)
         parts = list(order_by_context(framed, vocab_size))
         order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
-        samples = sample_keys(framed, order[::SAMPLE_EVERY], vocab_size)
+        samples = _keys(framed, order[::SAMPLE_EVERY].astype(np.int64), vocab_size)[0]
         return ContextIndex(framed, order, samples, vocab_size)
 
     def __len__(self) -> int:
@@ -230,8 +213,7 @@ class ContextIndex:
         # A context shorter than DEPTH is read as the beginning of a text, where separators stand.
         query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
-        # The longest matches are neighbours of where the query
-        # belongs: count on either side suffices.
+        # The longest matches are neighbours of where the query belongs: count on either side.
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
         # clip: a damaged file may name positions outside; it then finds continuations that do not
         # match or are cut.
@@ -260,8 +242,7 @@ class ContextIndex:
         key = 0
         for token in query[: self._per_key]:
             key = key << self._bits | token
-        # Samples are every SAMPLE_EVERY-th first key; the place
-        # lies between the two around the key.
+        # Samples are every SAMPLE_EVERY-th first key; the place lies between two of them.
         first = int(np.searchsorted(self._samples, key, "left"))
         last = int(np.searchsorted(self._samples, key, "right"))
         low, high = max(0, first - 1) * SAMPLE_EVERY, min(last * SAMPLE_EVERY, len(self._order))
@@ -569,15 +550,7 @@ def build_store(
         require_free_space(output.parent, int(sum(sizes) / _USUAL_TOKEN_LENGTH * _BYTES_PER_TOKEN))
         with aside.open("r+b") as file:
             n_tokens = _write_tokens(file, files, sum(sizes), vocabulary, progress)
-            header = StoreHeader(
-                n_tokens=n_tokens,
-                n_positions=0,
-                n_words=vocabulary.size,
-                vocabulary=vocabulary.fingerprint.hex(),
-                model=Path(model).name[:200],
-                n_files=len(files),
-                n_text_bytes=sum(sizes),
-            )
+            header = _header(n_tokens, vocabulary, model, len(files), sum(sizes))
             file.flush()
             require_free_space(output.parent, 4 * n_tokens + n_tokens // 8)
             return _finish(file, aside, header, progress)
@@ -591,15 +564,7 @@ def store_tokens(
     The file appears whole or not at all. `texts` have at least two tokens each.
     """
     framed = framed_texts(texts, vocabulary.size)
-    header = StoreHeader(
-        n_tokens=len(framed),
-        n_positions=0,
-        n_words=vocabulary.size,
-        vocabulary=vocabulary.fingerprint.hex(),
-        model=model[:200],
-        n_files=len(texts),
-        n_text_bytes=0,
-    )
+    header = _header(len(framed), vocabulary, model, len(texts))
     with atomic_path(output, force=True) as aside:
         aside.chmod(0o600)
         with aside.open("r+b") as file:
@@ -617,14 +582,12 @@ def framed_texts(texts: Sequence[Sequence[int]], vocab_size: int) -> TokenArray:
     return np.concatenate(parts)
 
 
-def _finish(
-    file: BinaryIO, path: Path, header: StoreHeader, progress: BuildProgress
+def _header(
+    n_tokens: int, vocabulary: Vocabulary, model: str, n_files: int, n_text_bytes: int = 0
 ) -> StoreHeader:
-    """Write order, samples and header behind and before the tokens; return the header."""
-    header = _write_order(file, path, header, progress)
-    header = dataclasses.replace(header, crc32=_checksum(file, path))
-    write_store_header(file, header)
-    return header
+    """Return the header of a store whose positions are not ordered yet."""
+    hashed, model = vocabulary.fingerprint.hex(), Path(model).name[:200]
+    return StoreHeader(n_tokens, 0, vocabulary.size, hashed, model, n_files, n_text_bytes)
 
 
 def _write_tokens(
@@ -642,8 +605,7 @@ def _write_tokens(
     for path in files:
         for text, size in text_pieces(path):
             tokens = np.array(vocabulary.tokenize(text, add_special=False), "<i4")
-            # A text's pieces follow each other without a
-            # separator: matches may cross their boundary.
+            # A text's pieces follow each other without a separator: matches may cross there.
             file.write(tokens.tobytes())
             n_tokens += len(tokens)
             done += size
@@ -663,10 +625,10 @@ def _write_tokens(
     return n_tokens
 
 
-def _write_order(
+def _finish(
     file: BinaryIO, path: Path, header: StoreHeader, progress: BuildProgress
 ) -> StoreHeader:
-    """Write the ordered positions and the sampled keys; return the header with their number."""
+    """Write the ordered positions, the sampled keys and the whole header; return that."""
     tokens = np.memmap(path, np.dtype("<i4"), "r", HEADER_BYTES, (header.n_tokens,))
     _, begin, _, _ = header.offsets
     file.seek(begin)
@@ -679,7 +641,7 @@ def _write_order(
         file.write(order.tobytes())
         # Every SAMPLE_EVERY-th of all positions, counted across parts.
         sampled = order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY]
-        samples.append(sample_keys(tokens, sampled, header.n_words))
+        samples.append(_keys(tokens, sampled.astype(np.int64), header.n_words)[0])
         n_positions += len(order)
     if not n_positions:
         raise OptionError("no file of the corpus holds two tokens: there is nothing to continue")
@@ -687,10 +649,8 @@ def _write_order(
     file.seek(header.offsets[2])
     file.write(np.concatenate(samples).astype("<i8").tobytes())
     progress("ordering", total, total)
-    return header
-
-
-def _checksum(file: BinaryIO, path: Path) -> int:
     file.flush()
     os.fsync(file.fileno())
-    return content_checksum(path)
+    header = dataclasses.replace(header, crc32=content_checksum(path))
+    write_store_header(file, header)
+    return header

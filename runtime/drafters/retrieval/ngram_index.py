@@ -73,24 +73,48 @@ class NgramIndex:
         """Forget everything."""
         self._held = None
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, new: Sequence[int]) -> None:
         """Append tokens."""
-        if tokens:
-            indexed, self._held = self._held or self._indexed, None
-            self._extend(indexed, tokens)
-            self._held = indexed
+        if not new:
+            return
+        indexed, self._held = self._held or self._indexed, None
+        tokens, start = indexed.tokens, len(indexed.tokens)
+        tokens.extend(new)
+        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
+            # A place is the position after the n-gram, so 0 can stand for none.
+            for end in range(start + 1, len(tokens) + 1):
+                if end < size:
+                    links.append(0)
+                    continue
+                key = hash(tuple(tokens[end - size : end]))
+                links.append(latest.get(key, 0))
+                latest[key] = end
+        self._held = indexed
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
         indexed, self._held = self._indexed, None
-        self._rewind(indexed, length)
+        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
+            # From the end back, or a link would be restored to a place that is gone too.
+            for end in range(len(indexed.tokens), max(length, 0), -1):
+                before = links.pop()
+                if end < size:
+                    continue
+                key = hash(tuple(indexed.tokens[end - size : end]))
+                # Only the latest place of a hash is in the table; links reach those before.
+                if latest.get(key) == end:
+                    if before:
+                        latest[key] = before
+                    else:
+                        del latest[key]
+        del indexed.tokens[max(length, 0) :]
         self._held = indexed
 
-    def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
+    def matches(self, count: int) -> list[tuple[int, int]]:
         """Return up to `count` earlier places most like the text's end: (next position, match).
 
-        Of every size, from the largest down, the latest `visited` places are looked at until there
-        are `count`. Longer matches come first, later ones first among equals; lengths are counted
+        Of every size, from the largest down, the latest few places are looked at until there are
+        `count`. Longer matches come first, later ones first among equals; lengths are counted
         up to twice the largest size.
         """
         indexed, sizes = self._held or self._indexed, self.sizes
@@ -102,7 +126,7 @@ class NgramIndex:
                 continue
             links = indexed.links[level]
             place = links[end]
-            for _ in range(visited):
+            for _ in range(_VISITED):
                 if place <= 0:
                     break
                 if place not in found:
@@ -133,7 +157,7 @@ class NgramIndex:
         equal = map(operator.eq, reversed(there), reversed(here))
         return next(length for length, same in enumerate(equal) if not same)
 
-    def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
+    def since_fork(self, match: int) -> int:
         """Return how many of the `match` last tokens came since the text stood at a fork, or all.
 
         A fork is a place inside the match, not far back, whose own match had been followed by
@@ -149,7 +173,7 @@ class NgramIndex:
             came = tokens[end - back]
             links = indexed.links[level]
             place = links[end - back]
-            for _ in range(visited):
+            for _ in range(_FORKS_VISITED):
                 if place <= 0:
                     break
                 if tokens[place] != came:
@@ -163,36 +187,6 @@ class NgramIndex:
         while len(tokens) < length:  # a text that repeats itself: an LZ77 copy that overlaps
             tokens += tokens[: length - len(tokens)]
         return tokens
-
-    def _extend(self, indexed: _Indexed, new: Sequence[int]) -> None:
-        tokens, start = indexed.tokens, len(indexed.tokens)
-        tokens.extend(new)
-        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
-            # A place is the position after the n-gram, so 0 can stand for none.
-            for end in range(start + 1, len(tokens) + 1):
-                if end < size:
-                    links.append(0)
-                    continue
-                key = hash(tuple(tokens[end - size : end]))
-                links.append(latest.get(key, 0))
-                latest[key] = end
-
-    def _rewind(self, indexed: _Indexed, length: int) -> None:
-        for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
-            # From the end back, or a link would be restored to a place that is gone too.
-            for end in range(len(indexed.tokens), max(length, 0), -1):
-                before = links.pop()
-                if end < size:
-                    continue
-                key = hash(tuple(indexed.tokens[end - size : end]))
-                # Only the latest place of a hash is in the table; the
-                # ones before are reached by links.
-                if latest.get(key) == end:
-                    if before:
-                        latest[key] = before
-                    else:
-                        del latest[key]
-        del indexed.tokens[max(length, 0) :]
 
 
 @dataclass(slots=True)

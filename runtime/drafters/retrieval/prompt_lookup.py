@@ -138,9 +138,6 @@ class PromptLookupDrafter(ContinuationDrafter):
         return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))
 
 
-_PROMPT_LOOKUP = "prompt-lookup"
-
-
 def build_prompt_lookup(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
@@ -176,19 +173,17 @@ def with_reference(text: str, reference: Path) -> str:
     """
     found = 0
 
-    def read(expression: Expression) -> Expression:
+    def read(part: Expression) -> Expression:
         nonlocal found
-        options = tuple((name, read(value)) for name, value in expression.options)
-        is_call = expression.is_call
-        if expression.atom == _PROMPT_LOOKUP:
-            found += 1
-            if any(name == "reference" for name, _ in options):
-                raise OptionError(f"{text} already names a reference: leave out {reference}")
-            options, is_call = (*options, ("reference", Expression(str(reference)))), True
-        arguments = tuple(map(read, expression.arguments))
-        return Expression(expression.atom, arguments, options, expression.count, is_call)
+        if part.atom != "prompt-lookup":
+            return part
+        found += 1
+        if any(name == "reference" for name, _ in part.options):
+            raise OptionError(f"{text} already names a reference: leave out {reference}")
+        options = (*part.options, ("reference", Expression(str(reference))))
+        return dataclasses.replace(part, options=options, is_call=True)
 
-    expression = str(read(parse_expression(text)))
+    expression = str(parse_expression(text).mapped(read))
     if not found:
         other = "leave out the reference" if text == "none" else f"ensemble({text}, prompt-lookup)"
         raise OptionError(
