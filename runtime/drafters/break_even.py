@@ -116,6 +116,7 @@ class TimedDrafter(Drafter):
         self.name, self.inner, self.pace = inner.name, inner, pace
         self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
         self.max_filled = inner.max_filled
+        self.n_params, self.depth_params = inner.n_params, inner.depth_params
         self.needs_hidden_states = inner.needs_hidden_states
         self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs
@@ -273,16 +274,6 @@ class TimedDrafter(Drafter):
     def native_seconds(self) -> float:
         """Pass on."""
         return self.inner.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """Pass on."""
-        return self.inner.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """Pass on."""
-        return self.inner.depth_params
 
     def close(self) -> None:
         """Pass on."""

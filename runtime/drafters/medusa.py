@@ -325,6 +325,9 @@ class MedusaSource(Source):
 
     def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
         self._heads, self._together = heads, together
+        # A depth is a head's, and the output matrix that it reads.
+        self.n_params = heads.n_params
+        self.depth_params = heads.evaluated_params / heads.n_heads
         self._native_seconds = 0.0
         self.shares, self.keeps_rows = together is not None, heads.whole_rows
         self._asked: AskedState | None = None
@@ -434,16 +437,6 @@ class MedusaSource(Source):
     def native_seconds(self) -> float:
         """Time in the heads' graph that this conversation ran."""
         return self._native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The heads' parameters."""
-        return self._heads.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """A head's, and the output matrix that it reads."""
-        return self._heads.evaluated_params / self._heads.n_heads
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import check_layer_inputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.drafters.draft_model import DraftModelState, plan_draft
+from specrun.runtime.drafters.draft_model import DraftModelSource, plan_draft
 from specrun.runtime.drafters.draft_model.window import (
     ChunkMemory,
     KeptTokens,
-    PartialState,
+    PartialSource,
     Window,
 )
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
@@ -22,7 +23,7 @@ from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.planning.theory import memory_traffic
 from specrun.runtime.round.drafter import Drafter, DrafterWeights
-from specrun.runtime.trees import Topology
+from specrun.runtime.trees import DynamicShape, Topology
 
 # == The builder of `partial(sink=4, window=256)`: a second context on the target's model ==========
 
@@ -50,11 +51,6 @@ class PartialCache:
     def most_cells(self) -> int:
         """The most tokens that are kept of a text, of any length."""
         return self.window.most_cells + self.n_chunks * self.chunk
-
-    @property
-    def layer_inputs(self) -> tuple[int, ...]:
-        """The layers of the target whose inputs are read."""
-        return (self.layer,) if self.n_chunks else ()
 
     def kept(self) -> KeptTokens:
         """Return the rule for the kept tokens of a conversation."""
@@ -84,9 +80,10 @@ class PartialCache:
             f"{self.n_ctx}: its drafts cost as much as the target's own tokens"
         )
 
-    def state(self, context: Context) -> DraftModelState:
-        """Return the cache of a drafter in a context."""
-        return PartialState(context, self.kept())
+    def source(self, context: Context, shape: Topology | DynamicShape) -> PartialSource:
+        """Return the rows of a drafter of trees of this shape, in a context."""
+        size = context.model.vocabulary.size
+        return PartialSource(context, shape, self.kept(), target_vocab_size=size)
 
 
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
@@ -131,34 +128,27 @@ def build_partial(
         sampling = tree_sampling(options_of(expression), "without")
         return best_tree(typical_acceptance(sampling), nodes, depth)
 
-    def share(_state: DraftModelState) -> float:
+    def share(_: DraftModelSource) -> float:
         # All weights, and on the average one and a half windows of keys and values.
         kept = cache.most_cells - cache.window.size / 2
         return traffic.evaluation(1, kept) / weights
 
-    plan = plan_draft(
-        expression,
-        env,
-        sequoia,
-        share,
-        lambda state: lambda: traffic.per_position * _text_of(state) / weights,
-    )
+    def text_share(source: DraftModelSource) -> Callable[[], float]:
+        assert isinstance(source, PartialSource)
+        return lambda: traffic.per_position * source.n_text / weights
+
+    plan = plan_draft(expression, env, sequoia, share, text_share)
     cache = partial_cache(expression, env, plan.n_nodes)
     options = cache.context_options(plan.n_nodes, plan.n_sequences, plan.n_outputs)
 
     def start() -> Drafter:
         context = Context(env.target, options)
         try:
-            drafter = plan.make(context, cache.state)
-            drafter.remark, drafter.layer_inputs = cache.remark, cache.layer_inputs
+            drafter = plan.make(context, cache.source)
+            drafter.remark = cache.remark
             return drafter
         except BaseException:
             context.close()
             raise
 
     return DrafterWeights(str(expression), start, pace=plan.pace)
-
-
-def _text_of(state: DraftModelState) -> int:
-    assert isinstance(state, PartialState)
-    return state.n_text

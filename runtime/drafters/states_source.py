@@ -50,7 +50,7 @@ class StatesSource(Source, Generic[StateT]):
 
     def __init__(self, state: StateT, cells: Cells, n_params: int, depth_params: float) -> None:
         self.state, self._owned = state, cells
-        self._n_params, self._depth_params = n_params, depth_params
+        self.n_params, self.depth_params = n_params, depth_params
         self._prompt: list[int] = []
 
     @abstractmethod
@@ -97,16 +97,6 @@ class StatesSource(Source, Generic[StateT]):
     def native_seconds(self) -> float:
         """Time in the graphs that this conversation ran."""
         return self._owned.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The head's parameters."""
-        return self._n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters of the head and of its output matrix."""
-        return self._depth_params
 
     def close(self) -> None:
         """Free the cells."""

@@ -128,7 +128,7 @@ class _TwoModels:
 
     def _small_row(self, tokens: list[int]) -> Logits | None:
         """Return the small model's row after a text; None: its context has no room for that."""
-        return self._small.row_after(tokens) if self._small.has_room(tokens) else None
+        return self._small.row_after(tokens) if self._small.room(tokens) >= 0 else None
 
     def _draw(self, row: Logits, noise: NoiseSource, tokens: list[int], state: SamplerState) -> int:
         """Draw the token that follows these from a model's row after them."""

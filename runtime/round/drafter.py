@@ -137,6 +137,15 @@ class Drafter(ABC):
     max_filled: int = 0
     """How many of these only fill a block up: they cost the drafter nothing."""
 
+    n_params: int = 0
+    """How many parameters the drafter's own models have; 0 if it has none."""
+
+    depth_params: float = 0.0
+    """How many parameters a depth of a draft multiplies; 0 if it evaluates nothing of its own.
+
+    Matrices of the target that the drafter reads, such as the output matrix, are among them.
+    """
+
     needs_hidden_states: bool = False
     """Whether it reads the target's final hidden states from the rows of an outcome."""
 
@@ -253,19 +262,6 @@ class Drafter(ABC):
     def native_seconds(self) -> float:
         """Time spent inside native evaluation of the drafter's own models so far."""
         return 0.0
-
-    @property
-    def n_params(self) -> int:
-        """How many parameters the drafter's own models have; 0 if it has none."""
-        return 0
-
-    @property
-    def depth_params(self) -> float:
-        """How many parameters a depth of a draft multiplies; 0 if it evaluates nothing of its own.
-
-        Matrices of the target that the drafter reads, such as the output matrix, are among them.
-        """
-        return self.n_params
 
     def close(self) -> None:  # noqa: B027
         """Free the conversation's native memory, not the weights; again does nothing."""

@@ -18,9 +18,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.draft_model import DraftModelState, model_drafter
+from specrun.runtime.drafters.draft_model import DraftModelSource
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.draft import RANKED_TOKENS, ranking_params, without_penalties
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, row_of
 from specrun.runtime.engine.session import Session
 from specrun.runtime.laws.law import FloatArray, Law
@@ -370,8 +371,8 @@ def measure_dynamic_acceptance(
     empty. If time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
-    state = DraftModelState(context, target_vocab_size=target_vocab_size)
-    drafter = model_drafter(state, shape, sampling="argmax")
+    source = DraftModelSource(context, shape, target_vocab_size=target_vocab_size)
+    drafter = GrowingDrafter(source, shape)
     noise = SeededNoise(0).for_drafting(0)  # point masses draw nothing
     total = np.zeros((max_depth + 1, max_nodes + 1))
     counts = np.zeros(max_depth + 1)

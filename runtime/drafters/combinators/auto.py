@@ -451,6 +451,9 @@ class AutoDrafter(MembersDrafter):
         self.keeps_rows = False  # which member speaks would depend on a clock
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
+        # Of the largest: only one of them runs at a time.
+        self.n_params = max(member.n_params for member in members)
+        self.depth_params = max(member.depth_params for member in members)
         self._names = [member.name for member in members]
         for log in replay:
             log.choices_for(self._names)  # a log of other drafters is refused at once
@@ -475,16 +478,6 @@ class AutoDrafter(MembersDrafter):
         self._lent = False  # the round is one that another drafter's turn was interrupted for
         self._started = self._proposed = 0.0
         self._counting = 0.0  # seconds in which the round before was counted
-
-    @property
-    def n_params(self) -> int:
-        """The parameters of the largest member: only one of them runs at a time."""
-        return max(member.n_params for member in self._members)
-
-    @property
-    def depth_params(self) -> float:
-        """Those of the member that has most."""
-        return max(member.depth_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: measured arms are kept and seen again sooner; no `tokens`: dropped."""

@@ -16,7 +16,6 @@ from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_l
 from specrun.runtime.drafters.combinators.bandit import Arm, ArmForecast
 from specrun.runtime.drafters.combinators.cascade import (
     JOINED_TOKENS,
-    BoundedTarget,
     CascadeDrafter,
     DraftModelTarget,
 )
@@ -94,11 +93,11 @@ class _CascadeModel:
             options, kept, remark = self._cache_beside(inner)
             context = Context(self.model, options)
             opened.callback(context.close)
-            size = self.env.target.vocabulary.size
-            if kept is None:
-                model = DraftModelTarget(context, target_vocab_size=size)
-            else:
-                model = BoundedTarget(context, kept, n_ctx=self.env.n_ctx, target_vocab_size=size)
+            size, n_ctx = self.env.target.vocabulary.size, self.env.n_ctx
+            n_positions = context.n_ctx if kept is None else n_ctx
+            model = DraftModelTarget(
+                context, target_vocab_size=size, n_positions=n_positions, kept=kept
+            )
             drafter = CascadeDrafter(
                 model,
                 inner,
@@ -109,8 +108,6 @@ class _CascadeModel:
                 name=self.name,
             )
             drafter.remark = remark
-            if self.cache is not None:
-                drafter.layer_inputs = self.cache.layer_inputs
             opened.pop_all()
         return drafter
 
@@ -165,8 +162,13 @@ def build_ouroboros(
     store = open_pool(expression, env, length + 1)
     outer = expression.arguments[0] if expression.arguments else Expression("draft")
     draft = _open_cascade(expression, outer, env, 0)
+    nodes, n_batch = draft.n + count * length, env.context.n_batch
     try:
-        _require_room(expression, draft.n + count * length, env)
+        if nodes + 1 > n_batch:
+            raise OptionError(
+                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit a "
+                f"batch of {n_batch}: use fewer or shorter phrases, or raise the batch size (-b)"
+            )
         curve = env.curve
     except BaseException:
         draft.close()
@@ -181,15 +183,6 @@ def build_ouroboros(
         )
 
     return DrafterWeights(str(expression), start, [store, draft])
-
-
-def _require_room(expression: Expression, nodes: int, env: DraftEnvironment) -> None:
-    if nodes + 1 > env.context.n_batch:
-        raise OptionError(
-            f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit a batch of "
-            f"{env.context.n_batch}: use fewer or shorter phrases, or raise the batch "
-            "size (-b)"
-        )
 
 
 def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
@@ -264,7 +257,9 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         arms = [arm for arm in arms if str(arm) != "lookahead"]
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
-    _refuse_twins(expression, arms)
+    if twin := next((str(arm) for arm in arms if arms.count(arm) > 1), None):
+        problem = f"{twin} stands there twice: auto would measure the same thing twice"
+        raise OptionError(f"{expression}: {problem}")
     # Arms learn themselves how far the forecasts are from measurements.
     name, clock, curve = str(expression), env.clock, env.known
     shared: list[Arm] = []  # by all conversations
@@ -300,11 +295,3 @@ def _default_arms(env: DraftEnvironment) -> list[Expression]:
 def _size(expression: Expression) -> int:
     """Return of how many parts an expression is made."""
     return 1 + sum(map(_size, expression.arguments))
-
-
-def _refuse_twins(expression: Expression, arms: Sequence[Expression]) -> None:
-    names = [str(arm) for arm in arms]
-    for name in names:
-        if names.count(name) > 1:
-            problem = f"{name} stands there twice: auto would measure the same thing twice"
-            raise OptionError(f"{expression}: {problem}")

@@ -95,7 +95,11 @@ class CascadeDrafter(Drafter):
         self.name, self.max_nodes, self._model = name, num_draft_tokens, model
         self._sampling, self._p_min, self._max_rounds = sampling, p_min, max_rounds
         self._counter = RoundCounter()
-        self._inner = inner
+        self._inner, self._kept = inner, model.kept
+        if model.kept is not None:
+            self.layer_inputs = model.kept.layer_inputs
+        self.n_params = model.n_params + inner.n_params
+        self.depth_params = model.depth_params + inner.depth_params
         inner.begins_alike = True  # how far it drafts well decides how many tokens are drawn
         self._row_memory = RowMemory()
         self._text = Conversation(inner)  # as model and inner drafter have it, guesses included
@@ -105,22 +109,12 @@ class CascadeDrafter(Drafter):
         """Time inside the evaluations of both."""
         return self._model.native_seconds + self._inner.native_seconds
 
-    @property
-    def n_params(self) -> int:
-        """The parameters of both."""
-        return self._model.n_params + self._inner.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """Those of both."""
-        return self._model.depth_params + self._inner.depth_params
-
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of the prompt's common part with the last one."""
         self._counter = RoundCounter()
         self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
-        if self.layer_inputs:
-            self._model.begin(tokens)
+        if self._kept is not None:
+            self._kept.begin(tokens)
         self._inner.begin(tokens)
         self._text.tokens = list(tokens)
 
@@ -134,7 +128,7 @@ class CascadeDrafter(Drafter):
             copies = request.keep == "rows" or (points and not request.params.is_greedy)
             rows = KeptRows(self._row_memory, nodes, copies=copies)
         # The last drafted token is never evaluated, so it needs no position.
-        room = self._model.n_ctx - start + 1
+        room = self._model.n_positions - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
             return DraftTree() if rows is None else rows.of(DraftTree())
@@ -159,7 +153,7 @@ class CascadeDrafter(Drafter):
     ) -> Logits | None:
         """Evaluate the last of these tokens; return the model's row after it, None without room."""
         tokens = [*request.tokens[:start], *drafted]
-        if len(tokens) > self._model.n_ctx:
+        if len(tokens) > self._model.n_positions:
             return None
         self._turn_to(tokens)
         empty = DraftTree()
@@ -175,7 +169,7 @@ class CascadeDrafter(Drafter):
         if self._sampling == "argmax":
             params = params.favourites()
         rule, model = _RemembersLaws(), self._model
-        limits = RoundLimits(n_ctx=model.n_ctx, max_nodes=model.max_nodes, max_tokens=count)
+        limits = RoundLimits(n_ctx=model.n_positions, max_nodes=model.max_nodes, max_tokens=count)
         settings = DecodeSettings(rule, params, limits, request.end_tokens, request.state)
         self._text.noise = request.noise
         laws: list[Law] = []
@@ -213,13 +207,14 @@ class CascadeDrafter(Drafter):
         return law.most_likely[1] < self._p_min
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Show the target's states to the model, whose cache is chosen by them."""
-        self._model.learn_prompt(start, rows, count)
+        """Learn the target's states, by which the model's cache is chosen."""
+        if self._kept is not None:
+            self._kept.learn_prompt(start, rows, count)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take back rejected tokens, from model and inner drafter; the rest stays evaluated."""
-        if self.layer_inputs:
-            self._model.learn_round(outcome)
+        if self._kept is not None:
+            self._kept.learn_round(outcome)
         start = outcome.start
         # Rejected tokens are dropped from both caches at once, or the next draft would start wrong.
         self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
@@ -312,49 +307,62 @@ class DraftModelTarget(TargetModel):
     A few tokens before the last one are evaluated together with the next tree: after a draft that
     was accepted as a whole its last token is still missing, and an evaluation of its own would cost
     as much as the whole tree.
+
+    With `kept` its cache holds a window of a text of up to `n_positions` tokens. `text.n_cached`
+    counts the tokens that were read, dropped ones included. The window moves where a draft begins,
+    never within it. In `cascade(partial(...), b)` the target itself so verifies b's cheap drafts by
+    all its weights, without the keys and values of a long text; only accepted ones read those
+    (TriForce, Sun et al. 2024). A draft model that was trained for shorter texts keeps a window,
+    too.
     """
 
-    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        target_vocab_size: int,
+        n_positions: int,
+        kept: KeptTokens | None = None,
+    ) -> None:
         super().__init__(context)
         vocabulary = context.model.vocabulary
+        self.kept, self._n_positions = kept, n_positions
+        self.n_params = context.model.n_params
+        self.depth_params = multiplications(context.model)
         self._own_size = vocabulary.size
         self._shared_size = min(self._own_size, target_vocab_size)
         self._lacks_tokens = target_vocab_size > self._own_size
         self._stand_in = vocabulary.eos if vocabulary.eos is not None else 0
 
     @property
-    def n_ctx(self) -> int:
-        """The model's context size in tokens."""
-        return self.context.n_ctx
-
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the model's evaluations."""
-        return self.context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The model's parameters."""
-        return self.context.model.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The model's."""
-        return multiplications(self.context.model)
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text, if the cache depends on the target's states."""
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, if the cache depends on them."""
-
-    def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens, if the cache depends on them."""
+    def n_positions(self) -> int:
+        """The most tokens that a text may have."""
+        return self._n_positions
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text up to `end`, unless so few tokens are missing that they join a tree."""
+        if self.kept is not None:
+            self._move(self.kept, text)
         if end - text.n_cached > JOINED_TOKENS:
             super().prefill(text, end, learn)
+
+    def _move(self, kept: KeptTokens, text: CachedText) -> None:
+        """Move the window to its place, if it has to; evaluate what is kept before it anew."""
+        sink = kept.window.sink
+        if not kept.is_to_move(len(text.tokens), text.n_cached):
+            return
+        # Before the cache: the stated cells must be there.
+        text.n_cached = min(text.n_cached, sink)
+        self.context.memory.truncate(text.n_cached)
+        kept.move(len(text.tokens))
+        if kept.first > sink:
+            super().prefill(text, sink)  # however few are missing
+            tokens = [text.tokens[place] for place in kept.between]
+            for start, stop in self._pieces(0, len(tokens), self.context.n_batch):
+                piece = self._fed(tokens[start:stop])
+                self._batch.fill_chain(piece, sink + start, self._all_ids, 0)
+                self.context.decode(self._batch)
+            text.n_cached = kept.first  # the others in between are dropped
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the missing part of the text and `tree` below it in one llama_decode."""
@@ -382,6 +390,12 @@ class DraftModelTarget(TargetModel):
             return tokens
         return [token if token < self._own_size else self._stand_in for token in tokens]
 
+    def _cell(self, index: int) -> int:
+        return index if self.kept is None else self.kept.cells(index)
+
+    def _index(self, cell: int) -> int:
+        return cell if self.kept is None else self.kept.tokens(cell)
+
 
 def _joined(text: CachedText, tree: DraftTree) -> tuple[DraftTree, int]:
     """Return the tree below the first token that is not cached, and how many more there are."""
@@ -399,74 +413,3 @@ class _Rows(PlacedRows):
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, a view of [shared tokens]."""
         return super().logits(row)[: self._size]
-
-
-# == TriForce's middle (Sun et al. 2024): the target verifies drafts in a bounded cache ============
-#
-# In `cascade(partial(...), b)` the target itself decodes speculatively with its window, and its
-# text is verified with the whole text. So b's cheap drafts are checked by all weights
-# without the keys and values of a long text, and only accepted ones read those. A draft model that
-# was trained for shorter texts than the target's keeps a window in the same way.
-
-
-class BoundedTarget(DraftModelTarget):
-    """Evaluates trees below texts of any length, of which its cache holds a window.
-
-    `text.n_cached` counts the tokens that were read, dropped ones included. The window moves where
-    a draft begins, never within it.
-    """
-
-    def __init__(
-        self, context: Context, kept: KeptTokens, *, n_ctx: int, target_vocab_size: int
-    ) -> None:
-        super().__init__(context, target_vocab_size=target_vocab_size)
-        self._n_ctx, self._kept = n_ctx, kept
-
-    @property
-    def n_ctx(self) -> int:
-        """The most tokens that a text may have."""
-        return self._n_ctx
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text of the whole target's: the common part stays cached."""
-        if self._kept.chunks is not None:
-            self._kept.chunks.begin(tokens)
-
-    def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the kept part of the text up to `end`, unless it is short enough for a tree."""
-        kept, sink = self._kept, self._kept.window.sink
-        if kept.is_to_move(len(text.tokens), text.n_cached):
-            # Before the cache: the stated cells must be there.
-            text.n_cached = min(text.n_cached, sink)
-            self.context.memory.truncate(text.n_cached)
-            kept.move(len(text.tokens))
-            if kept.first > sink:
-                TargetModel.prefill(self, text, sink)  # however few are missing
-                self._evaluate_chunks(text)
-                text.n_cached = kept.first  # the others in between are dropped
-        super().prefill(text, end, learn)
-
-    def _evaluate_chunks(self, text: CachedText) -> None:
-        """Evaluate the chosen tokens between sink and window."""
-        tokens = [text.tokens[place] for place in self._kept.between]
-        sink = self._kept.window.sink
-        for start, stop in self._pieces(0, len(tokens), self.context.n_batch):
-            piece = self._fed(tokens[start:stop])
-            self._batch.fill_chain(piece, sink + start, self._all_ids, 0)
-            self.context.decode(self._batch)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the whole target's states at a prompt's tokens."""
-        if self._kept.chunks is not None:
-            self._kept.chunks.learn_prompt(start, rows, count)
-
-    def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the whole target's states at a round's tokens."""
-        if self._kept.chunks is not None:
-            self._kept.chunks.learn_round(outcome)
-
-    def _cell(self, index: int) -> int:
-        return self._kept.cells(index)
-
-    def _index(self, cell: int) -> int:
-        return self._kept.tokens(cell)

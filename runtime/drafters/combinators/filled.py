@@ -26,7 +26,7 @@ from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.planning import MOST_DRAFTED, CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.trees import MAX_NODES
-from specrun.runtime.trees.tree import ROOT, DraftTree, Draw
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, depths_below
 
 _USUAL = 0.75  # the chance of a drafter's token, before anything is known of it
 _DEPTHS = 16  # of a path whose tokens are judged one by one; deeper ones are as the last
@@ -246,12 +246,8 @@ class _Filling:
     def tree(self, count: int) -> DraftTree:
         """Return the tree with the first `count` nodes, and with the decided ones."""
         own, n = self._own, len(self._own)
-        tokens, parents, depths = [*own.tokens], [*own.parents], [*own.depths]
-        draws, places, order = (
-            dict(own.draws),
-            {node: node for node in range(ROOT, n)},
-            self._order(),
-        )
+        tokens, parents, draws = [*own.tokens], [*own.parents], dict(own.draws)
+        places, order = {node: node for node in range(ROOT, n)}, self._order()
         if order and self._is_decided(order[0]):
             count = max(count, 1)
         elif self._decided is not None:  # the drafter drew it, too
@@ -263,10 +259,8 @@ class _Filling:
             places[n + number] = node
             tokens.append(token)
             parents.append(parent)
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
             draws[parent] = [*draws.get(parent, ()), Draw(node, None)]
-        flags = (True,) * len(tokens)
-        return DraftTree(tuple(tokens), tuple(parents), tuple(depths), flags, draws)
+        return DraftTree(tuple(tokens), *depths_below(tuple(parents)), draws)
 
 
 def _instead(guess: float, drafted: float) -> float:

@@ -11,7 +11,6 @@ token is a guess at the spelling of the text, tested like any other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from specrun.runtime.planning import CostCurve, expected_tokens
 from specrun.runtime.planning.account import Account
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw
 
 _MOST_FORCED = 64
 _MEMORY = 0.85  # of the counts, that is kept in a round
@@ -164,7 +163,8 @@ class GuidedDrafter(Drafter):
         self._round = len(forced), own, where
         if own.rows is None:
             return tree
-        return dataclasses.replace(tree, rows=_rows_of(own.rows, where))
+        said = {place: (own.rows, node) for node, place in where.items()}
+        return dataclasses.replace(tree, rows=MembersRows(said))
 
     def _below_forced(self, request: DraftRequest) -> tuple[list[int], DraftRequest]:
         """Return the forced tokens and the request below them, the same for the same one."""
@@ -181,7 +181,14 @@ class GuidedDrafter(Drafter):
             most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
             length = min(most, self._length.limit(self._spelling.share))
             forced = self._spelling.tokens(place, length) if most else self._spelling.nothing()
-            self._asked = request, forced, _after(below, forced) if forced else below
+            if n := len(forced):
+                below = dataclasses.replace(
+                    below,
+                    tokens=[*below.tokens, *forced],
+                    max_depth=below.max_depth - n,
+                    max_nodes=below.max_nodes - n,
+                )
+            self._asked = request, forced, below
         return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -210,21 +217,6 @@ def _place_of(request: DraftRequest) -> GrammarState:
     place = request.state.grammar
     assert place is not None
     return place
-
-
-def _after(request: DraftRequest, forced: Sequence[int]) -> DraftRequest:
-    """Return the request below forced tokens."""
-    n = len(forced)
-    return dataclasses.replace(
-        request,
-        tokens=[*request.tokens, *forced],
-        max_depth=request.max_depth - n,
-        max_nodes=request.max_nodes - n,
-    )
-
-
-def _rows_of(rows: DraftRows, places: dict[int, int]) -> MembersRows:
-    return MembersRows({place: (rows, node) for node, place in places.items()})
 
 
 def allowed_part(tree: DraftTree, place: GrammarState) -> tuple[DraftTree, dict[int, int]]:

@@ -46,6 +46,8 @@ class MembersDrafter(Drafter):
         self.reads_logits = any(member.reads_logits for member in members)
         self.embedding_inputs = _shared_inputs(members, name)
         self.keeps_rows = all(member.keeps_rows or not member.max_nodes for member in members)
+        self.n_params = sum(member.n_params for member in members)
+        self.depth_params = sum(member.depth_params for member in members)
         self._members = list(members)
         # Each member's proposal in this round, and the places of its nodes in the whole tree.
         self._trees: list[DraftTree] = []
@@ -55,16 +57,6 @@ class MembersDrafter(Drafter):
     def native_seconds(self) -> float:
         """Time inside all members' evaluations."""
         return sum(member.native_seconds for member in self._members)
-
-    @property
-    def n_params(self) -> int:
-        """All members' parameters."""
-        return sum(member.n_params for member in self._members)
-
-    @property
-    def depth_params(self) -> float:
-        """All members'."""
-        return sum(member.depth_params for member in self._members)
 
     def take_target(self, target: TargetModel) -> None:
         """Pass on."""

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.combinators.members import MembersDrafter, first_path, graft
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
@@ -116,9 +115,6 @@ class OuroborosDrafter(MembersDrafter):
         guard: WindowGuard | None = None,
         name: str = "ouroboros",
     ) -> None:
-        if count < 1 or length < 1:
-            given = f"phrases={count} of length={length}"
-            raise OptionError(f"{name}: {given}: give at least 1 of both")
         super().__init__([draft], name=name)
         self.reads_logits = True
         self.keeps_rows = False  # phrases have none

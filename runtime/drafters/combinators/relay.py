@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.combinators.members import (
     MemberNoise,
     MembersDrafter,
@@ -35,9 +34,6 @@ class RelayDrafter(MembersDrafter):
     def __init__(
         self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay"
     ) -> None:
-        if len(members) < 2:
-            example = "relay(draft(a.gguf)@2, ...)"
-            raise OptionError(f"{name}: a relay needs at least two drafters, as in {example}")
         super().__init__(members, name=name)
         # A chain is cut at its count.
         self.max_nodes = sum(
@@ -58,18 +54,8 @@ class RelayDrafter(MembersDrafter):
             # Noise of its own: numbers used twice would couple a member's draws to others'.
             noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
             most = min(request.max_depth - depth, count or request.max_depth)
-            own = member.propose(
-                DraftRequest(
-                    tokens,
-                    request.params,
-                    noise,
-                    most,
-                    room,
-                    request.end_tokens,
-                    request.keep,
-                    state=request.state,
-                )
-            )
+            below = dataclasses.replace(request, tokens=tokens, noise=noise, fallback=0.0)
+            own = member.propose(below.within(most, room))
             path = first_path(own)
             tree, places = graft(tree, tip, own)
             self._trees.append(own)

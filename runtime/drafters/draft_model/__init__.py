@@ -9,6 +9,5 @@ from specrun.runtime.drafters.draft_model.build import (
     remark_on_context,
     window_beyond,
 )
-from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size, model_drafter
-from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair

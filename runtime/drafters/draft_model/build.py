@@ -13,9 +13,8 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftContexts
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
-from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
-from specrun.runtime.drafters.draft_model.window import KeptTokens, PartialState, Window
+from specrun.runtime.drafters.draft_model.window import KeptTokens, PartialSource, Window
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
@@ -47,8 +46,8 @@ def chain_options(expression: Expression) -> ChainOptions:
     return chain
 
 
-MakeState = Callable[[Context], DraftModelState]
-"""Makes the cache of a drafter in a context."""
+MakeSource = Callable[[Context, Topology | DynamicShape], DraftModelSource]
+"""Makes the rows of a drafter of trees of this shape, in a context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class ModelPlan:
     in addition to those of the text, `n_nodes` cells. `pace` limits the decisions by measured time.
     """
 
-    make: Callable[[Context, MakeState], GrowingDrafter]
+    make: Callable[[Context, MakeSource], GrowingDrafter]
     n_sequences: int
     n_outputs: int
     n_nodes: int
@@ -75,8 +74,8 @@ def build_draft(expression: Expression, env: DraftEnvironment, build: BuildPart)
         found = measured_acceptance(env.target.path, path, sampling)
         return best_tree(found or typical_acceptance(sampling), nodes, depth)
 
-    def share(state: DraftModelState) -> float:
-        return state.context.model.n_params / env.target.n_params
+    def share(source: DraftModelSource) -> float:
+        return source.context.model.n_params / env.target.n_params
 
     return _with_draft_model(expression, env, plan_draft(expression, env, measured, share))
 
@@ -85,8 +84,8 @@ def plan_draft(
     expression: Expression,
     env: DraftEnvironment,
     sequoia: Callable[[int, int], Topology],
-    share: Callable[[DraftModelState], float],
-    text_share: Callable[[DraftModelState], Callable[[], float]] | None = None,
+    share: Callable[[DraftModelSource], float],
+    text_share: Callable[[DraftModelSource], Callable[[], float]] | None = None,
 ) -> ModelPlan:
     """Return the options of an expression about chains and trees.
 
@@ -103,13 +102,10 @@ def plan_draft(
         problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
         raise OptionError(problem)
 
-    def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
-        state = state_of(context)
-        source, text = (
-            DraftModelSource(state, Topology.chain(count)),
-            text_share and text_share(state),
-        )
-        return chain.drafter(source, count, env, share(state), str(expression), text)
+    def drafter(context: Context, source_of: MakeSource) -> GrowingDrafter:
+        source = source_of(context, Topology.chain(count))
+        text = text_share and text_share(source)
+        return chain.drafter(source, count, env, share(source), str(expression), text)
 
     return ModelPlan(drafter, 1, 1, count, chain.pace(env))
 
@@ -130,8 +126,8 @@ def _plan_tree(
     env: DraftEnvironment,
     tree: TreeOptions,
     sequoia: Callable[[int, int], Topology],
-    share: Callable[[DraftModelState], float],
-    text_share: Callable[[DraftModelState], Callable[[], float]] | None,
+    share: Callable[[DraftModelSource], float],
+    text_share: Callable[[DraftModelSource], Callable[[], float]] | None,
 ) -> ModelPlan:
     options = options_of(expression)
     if _adaptive_exit(options) is not None:
@@ -141,17 +137,11 @@ def _plan_tree(
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
 
-    def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
-        state = state_of(context)
-        text = text_share and text_share(state)
-        return GrowingDrafter(
-            DraftModelSource(state, shape),
-            shape,
-            sampling=sampling,
-            p_min=p_min,
-            plan=tree.plan(shape, env, share(state), text),
-            name=str(expression),
-        )
+    def drafter(context: Context, source_of: MakeSource) -> GrowingDrafter:
+        source = source_of(context, shape)
+        text = text_share and text_share(source)
+        plan, name = tree.plan(shape, env, share(source), text), str(expression)
+        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
     n_sequences, n_outputs = draft_size(shape)
     n_nodes = shape.max_nodes
@@ -165,7 +155,7 @@ def _with_draft_model(
     expression: Expression, env: DraftEnvironment, plan: ModelPlan
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets a context of it, and a drafter as planned."""
-    make: Callable[[Context, MakeState], Drafter] = plan.make
+    make: Callable[[Context, MakeSource], Drafter] = plan.make
     n_sequences, n_outputs = plan.n_sequences, plan.n_outputs
     model = _load_draft_model(model_file_of(expression, env), env)
     try:
@@ -183,10 +173,11 @@ def _with_draft_model(
     short = remark_on_context(model, options.n_ctx, env.n_ctx, window)
     remark = "; ".join(filter(None, (pair.remark, short)))
 
-    def state(context: Context) -> DraftModelState:
+    def source(context: Context, shape: Topology | DynamicShape) -> DraftModelSource:
         if not short or window is None:
-            return pair.state(context)
-        return PartialState(context, KeptTokens(window), pair.target_size)
+            return pair.source(context, shape)
+        kept = KeptTokens(window)
+        return PartialSource(context, shape, kept, target_vocab_size=pair.target_size)
 
     together = pair.tokens is None and not pair.by_text and model.can_branch
     meeting = env.meeting if together else None
@@ -195,7 +186,7 @@ def _with_draft_model(
     def start() -> Drafter:
         context = contexts.make()
         try:
-            drafter = make(context, state)
+            drafter = make(context, source)
             drafter.remark = remark
             return drafter
         except BaseException:
@@ -233,7 +224,7 @@ def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | N
 
 def _by_text(
     expression: Expression, env: DraftEnvironment
-) -> Callable[[Context, MakeState], Drafter]:
+) -> Callable[[Context, MakeSource], Drafter]:
     """Return the maker of drafters that share no more than text with the target."""
     options = options_of(expression)
     for name in (*TREE_OPTIONS, "p_min"):
@@ -246,7 +237,7 @@ def _by_text(
         raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")
     n = options.length("n")
 
-    def drafter(context: Context, _: MakeState) -> Drafter:
+    def drafter(context: Context, _: MakeSource) -> Drafter:
         count = env.bounded(USUAL_LENGTH) if n is None else n
         return RetokenisedDrafter(
             context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)

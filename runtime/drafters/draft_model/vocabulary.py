@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,14 +13,15 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.source import DraftModelSource
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, greedy_token
 from specrun.runtime.models.pairing import check_can_draft, check_vocabularies
-from specrun.runtime.planning.theory import multiplications
-from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.round.drafter import Drafter, DraftRequest
 from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.eagle2 import DynamicShape
+from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import DraftTree
 
 # == Token-level intersection: tokens of two vocabularies with the same bytes ======================
@@ -111,7 +112,8 @@ def _by_content(vocabulary: Vocabulary) -> dict[tuple[bool, bytes], int]:
     among such the first.
     """
     found: dict[tuple[bool, bytes], int] = {}
-    for token in _bytes_last(vocabulary):
+    tokens = range(vocabulary.size)
+    for token in sorted(tokens, key=lambda token: (vocabulary.is_byte(token), token)):
         piece = vocabulary.piece(token)
         content = (False, piece) if piece else (True, vocabulary.label(token).encode())
         if content[1]:
@@ -119,19 +121,14 @@ def _by_content(vocabulary: Vocabulary) -> dict[tuple[bool, bytes], int]:
     return found
 
 
-def _bytes_last(vocabulary: Vocabulary) -> Iterable[int]:
-    tokens = range(vocabulary.size)
-    return sorted(tokens, key=lambda token: (vocabulary.is_byte(token), token))
-
-
-class SpelledModelState(DraftModelState):
+class SpelledModelSource(DraftModelSource):
     """Evaluates committed tokens of the target as the drafter's own, and maps its rows back.
 
     `cached` are the target's tokens; `cells(n)` is the number of cells of the first n.
     """
 
-    def __init__(self, context: Context, tokens: TokenMap) -> None:
-        super().__init__(context, target_vocab_size=context.model.vocabulary.size)
+    def __init__(self, context: Context, shape: Topology | DynamicShape, tokens: TokenMap) -> None:
+        super().__init__(context, shape, target_vocab_size=context.model.vocabulary.size)
         self._map, self._cuts_rows = tokens, True
         self._ends: list[int] = []  # of cached tokens, and maybe of some that were cut since
 
@@ -244,11 +241,11 @@ class DraftPair:
         cost = cost if lacking > _NOTHING else ", nearly all that texts are made of"
         return DraftPair(size, tokens, remark=f"{other}: {shared}{cost} (vocabulary=tokens)")
 
-    def state(self, context: Context) -> DraftModelState:
-        """Return the cache of a drafter of this pair."""
+    def source(self, context: Context, shape: Topology | DynamicShape) -> DraftModelSource:
+        """Return the rows of a drafter of this pair."""
         if self.tokens is None:
-            return DraftModelState(context, target_vocab_size=self.target_size)
-        return SpelledModelState(context, self.tokens)
+            return DraftModelSource(context, shape, target_vocab_size=self.target_size)
+        return SpelledModelSource(context, shape, self.tokens)
 
 
 # == String-level drafts: another vocabulary's text in the target's tokens =========================
@@ -266,7 +263,10 @@ _CONTEXT = 4  # tokens before the draft that its tokens are made with
 
 
 class RetokenisedDrafter(Drafter):
-    """Drafts `num_draft_tokens` of the drafter's own tokens in a row, as tokens of the target."""
+    """Drafts `num_draft_tokens` of the drafter's own tokens in a row, as tokens of the target.
+
+    It need not hear of other texts and rejected guesses: `propose` compares text and cache.
+    """
 
     def __init__(
         self,
@@ -280,26 +280,18 @@ class RetokenisedDrafter(Drafter):
             raise OptionError(
                 f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
             )
-        own = context.model.vocabulary
-        self._context, self._state = context, DraftModelState(context, target_vocab_size=own.size)
+        own, chain = context.model.vocabulary, Topology.chain(num_draft_tokens)
+        self._model = DraftModelSource(context, chain, target_vocab_size=own.size)
         self.name, self.max_nodes = name, num_draft_tokens
+        self.n_params, self.depth_params = self._model.n_params, self._model.depth_params
         self._target, self._own = target, own
         self._reader = TextReader(target, own)
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Do nothing: `propose` compares the text itself with the cache."""
-
-    def rewind(self, length: int) -> None:
-        """Do nothing: see `begin`."""
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Do nothing: see `begin`."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; none if the text ends within a character."""
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
         known = self._reader.read(request.tokens)
-        room = self._context.n_ctx - len(known or ()) + 1
+        room = self._model.room(known or ()) + 1
         if known is None or min(count, room) < 1:
             return DraftTree()
         said = self._go_on(known, min(count, room))
@@ -308,9 +300,9 @@ class RetokenisedDrafter(Drafter):
 
     def _go_on(self, known: list[int], count: int) -> bytes:
         """Return the drafter's next text, cut to whole characters."""
-        state, said = self._state, list[int]()
-        state.rewind(min(common_prefix(state.cached, known), len(known) - 1))
-        row = state.feed(known[len(state.cached) :])
+        model, said = self._model, list[int]()
+        model.rewind(common_prefix(model.cached, known))
+        row = model.row_after(known)
         ends = self._own.end_of_generation
         while True:
             token = greedy_token(row, _GREEDY)
@@ -319,27 +311,17 @@ class RetokenisedDrafter(Drafter):
             said.append(token)
             if len(said) == count:
                 break
-            row = state.feed_one(token)
+            row = model.feed_one(token)
         return whole_characters(b"".join(self._own.pieces(said)))
 
     @property
     def native_seconds(self) -> float:
         """Time inside the draft model's evaluations."""
-        return self._context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self._context.model.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The draft model's."""
-        return multiplications(self._context.model)
+        return self._model.native_seconds
 
     def close(self) -> None:
         """Free the context."""
-        self._state.close()
+        self._model.close()
 
 
 class TextReader:

@@ -12,11 +12,13 @@ import numpy as np
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.draft_model.state import DraftModelState
+from specrun.runtime.drafters.draft_model.source import DraftModelSource
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.round.text import common_prefix
+from specrun.runtime.trees.eagle2 import DynamicShape
+from specrun.runtime.trees.topology import Topology
 
 # == Chunks of a long text, retrieved by the target's own states (TriForce, section 4) =============
 #
@@ -38,7 +40,7 @@ class ChunkMemory:
     """
 
     def __init__(self, size: int, count: int, *, layer: int, n_embd: int, n_ctx: int) -> None:
-        self._size, self._count, self._layer = size, count, layer
+        self._size, self._count, self.layer = size, count, layer
         generator = np.random.default_rng(0)  # all conversations alike, so that runs repeat
         self._projection = generator.standard_normal((n_embd, _WIDTH), np.float32)
         self._states = np.zeros((n_ctx, _WIDTH), np.float32)
@@ -69,7 +71,7 @@ class ChunkMemory:
 
     def _learn(self, position: int, rows: EvaluatedRows, row: int) -> None:
         if 0 <= position < len(self._known):
-            self._states[position] = rows.layer_input(row, self._layer) @ self._projection
+            self._states[position] = rows.layer_input(row, self.layer) @ self._projection
             self._known[position] = True
 
     def choose(self, start: int, end: int, now: int) -> Sequence[int]:
@@ -143,6 +145,26 @@ class KeptTokens:
         self.first = window.sink
         self.between: Sequence[int] = ()
 
+    @property
+    def layer_inputs(self) -> tuple[int, ...]:
+        """The layers of the target whose inputs decide which chunks are kept."""
+        return () if self.chunks is None else (self.chunks.layer,)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Turn to another text."""
+        if self.chunks is not None:
+            self.chunks.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Learn the target's states at a prompt's tokens, by which chunks are chosen."""
+        if self.chunks is not None:
+            self.chunks.learn_prompt(start, rows, count)
+
+    def learn_round(self, outcome: RoundOutcome) -> None:
+        """Learn the target's states at a round's tokens."""
+        if self.chunks is not None:
+            self.chunks.learn_round(outcome)
+
     def cells(self, length: int) -> int:
         """Return the number of cells for the kept ones of the first `length` tokens.
 
@@ -184,7 +206,7 @@ class KeptTokens:
 # re-computation, section 1), and where it has been before does not matter.
 
 
-class PartialState(DraftModelState):
+class PartialSource(DraftModelSource):
     """Evaluates texts of any length in a cache of a few cells: those of `kept`.
 
     `cached` are all tokens of the text that were read; `cells(n)` is the number of the first n in
@@ -192,29 +214,31 @@ class PartialState(DraftModelState):
     """
 
     def __init__(
-        self, context: Context, kept: KeptTokens, target_vocab_size: int | None = None
+        self,
+        context: Context,
+        shape: Topology | DynamicShape,
+        kept: KeptTokens,
+        *,
+        target_vocab_size: int,
     ) -> None:
-        size = target_vocab_size or context.model.vocabulary.size
-        super().__init__(context, target_vocab_size=size)
-        self.kept = kept
+        super().__init__(context, shape, target_vocab_size=target_vocab_size)
+        self.kept, self.layer_inputs = kept, kept.layer_inputs
         self.n_text = 0  # the tokens of the text, those before the window included
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of a text's common part with the last one."""
-        if self.kept.chunks is not None:
-            self.kept.chunks.begin(tokens)
+        self.kept.begin(tokens)
         super().begin(tokens)
         self.n_text = len(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, by which chunks are chosen."""
-        if self.kept.chunks is not None:
-            self.kept.chunks.learn_prompt(start, rows, count)
+        """Learn the target's states at a prompt's tokens."""
+        self.kept.learn_prompt(start, rows, count)
 
-    def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens."""
-        if self.kept.chunks is not None:
-            self.kept.chunks.learn_round(outcome)
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Learn the target's states at the round's tokens; keep the accepted tokens' cache."""
+        self.kept.learn_round(outcome)
+        super().observe(outcome)
 
     def cells(self, length: int) -> int:
         """Return the number of cells for the kept ones of the first `length` cached tokens."""

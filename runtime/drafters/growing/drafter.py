@@ -116,6 +116,7 @@ class GrowingDrafter(Drafter):
         self.layer_inputs, self.reads_logits = source.layer_inputs, source.reads_logits
         self.keeps_rows, self.waits = source.keeps_rows, source.shares
         self.embedding_inputs = source.embedding_inputs
+        self.n_params, self.depth_params = source.n_params, source.depth_params
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
@@ -479,16 +480,6 @@ class GrowingDrafter(Drafter):
     def native_seconds(self) -> float:
         """Time inside the evaluations of this conversation."""
         return self.source.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The parameters of the source's models."""
-        return self.source.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters that a depth of a draft multiplies."""
-        return self.source.depth_params
 
     def close(self) -> None:
         """Free the source's native memory."""

@@ -90,6 +90,8 @@ class Source(ABC):
     layer_inputs: tuple[int, ...] = ()
     reads_logits = False
     embedding_inputs: EmbeddingInputs | None = None
+    n_params = 0
+    depth_params = 0.0
 
     keeps_rows = True
     """Whether its rows are whole, for rules that read them."""
@@ -181,16 +183,6 @@ class Source(ABC):
     def native_seconds(self) -> float:
         """Time inside the evaluations of this conversation."""
         return 0.0
-
-    @property
-    def n_params(self) -> int:
-        """The parameters of the method's own models."""
-        return 0
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters that a depth of a draft multiplies."""
-        return self.n_params
 
     def close(self) -> None:  # noqa: B027
         """Free the conversation's native memory; again does nothing."""
