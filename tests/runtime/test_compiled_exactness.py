@@ -36,7 +36,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule, exact
-from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.draft_model import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.growing import drafter as growing
 from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
@@ -355,14 +355,15 @@ class ModelTable(RowTable):
     def __init__(self, context: Context, seed: int) -> None:
         super().__init__(seed, FEW)
         context.memory.clear()
-        self.size, self._state = VOCAB, state.DraftModelState(context, target_vocab_size=VOCAB)
+        self.size, chain = VOCAB, Topology.chain(1)
+        self._model = DraftModelSource(context, chain, target_vocab_size=VOCAB)
 
     def row(self, prefix: Sequence[int]) -> np.ndarray:
         key = tuple(prefix)
         if key not in self._rows:
-            self._state.rewind(0)
+            self._model.rewind(0)
             generator = np.random.default_rng([self._seed, *key])
-            moved = self._state.feed(key) + generator.standard_normal(VOCAB)
+            moved = self._model.feed(key) + generator.standard_normal(VOCAB)
             self._rows[key] = moved.astype(np.float32)
         return self._rows[key]
 
@@ -384,11 +385,10 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Context
 def drafter_of_model(context: Context, shape: str) -> Drafter:
     """A chain, or a tree of such a shape; what is cached is forgotten."""
     context.memory.clear()
-    if shape == "chain":
-        cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-        return model_drafter(cache, Topology.chain(3))
-    tree_cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-    return model_drafter(tree_cache, parse_topology(shape), sampling="without")
+    topology = Topology.chain(3) if shape == "chain" else parse_topology(shape)
+    source = DraftModelSource(context, topology, target_vocab_size=VOCAB)
+    sampling = "with" if shape == "chain" else "without"
+    return GrowingDrafter(source, topology, sampling=sampling)
 
 
 def model_bias(contexts: tuple[Context, Context], shape: str) -> float:

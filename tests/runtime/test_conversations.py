@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.every_drafter import COMBINED, LEARNING, MODELS, named
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import combined
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.lookahead import load_pool
-from specrun.runtime.drafters.retrieval import build_store
 from specrun.runtime.engine import Session
-from specrun.runtime.language import quoted
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.planning import TYPICAL_GPU, account
 from specrun.runtime.round import Drafter, NoDrafter, close_all
@@ -38,27 +36,9 @@ from specrun.runtime.trees import DraftTree
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)
 LENGTH = 30
-DRAFTERS = [
-    "none",
-    "draft(FILE, n=4)",
-    "draft(FILE, n=4, p_min=adaptive)",
-    "draft(FILE, tree=3x2)",
-    "draft(FILE, depth=3, topk=2, nodes=5)",
-    "prompt-lookup(min_ngram=1)",
-    "prompt-lookup(min_ngram=1, reference=TEXT)",
-    "rest(STORE, min_match=1)",
-    "jacobi",
-    "lookahead",
-    "lookahead(window=2, ngram=4, guesses=3)",
-    "lookahead(window=2, ngram=4, guesses=3, pool=POOL, save=no)",
-    "cascade(draft(FILE, n=6), draft(OTHER, tree=3x2))",
-    "cascade(draft(FILE, n=6), prompt-lookup(min_ngram=1))",
-    "relay(draft(FILE)@2, draft(OTHER)@3)",
-    "ensemble(draft(FILE), prompt-lookup(min_ngram=1), lookahead(window=2, ngram=4, guesses=3))",
-    "ouroboros(draft(FILE, n=3))",
-    "auto(draft(FILE), prompt-lookup(min_ngram=1))",
-    "auto(cascade(draft(FILE), draft(OTHER)), relay(draft(OTHER)@1, prompt-lookup(min_ngram=1)))",
-]
+Files = dict[str, Path]
+POOL = "lookahead(window=2, ngram=4, guesses=3, pool=FILE:pool)"
+DRAFTERS = [*MODELS, *LEARNING, *COMBINED, POOL.replace(")", ", save=no)")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,41 +58,20 @@ TALKS = [
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("conversations")
-    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(
-        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0)
-    )
-    write_random_llama(
-        folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
-    )
-    text, store, pool = (folder / name for name in ("text.txt", "docs.store", "some.pool"))
-    text.write_text(
-        "To be, or not to be, that is the question. To be, or not to sleep.\n" * 3, encoding="utf-8"
-    )
-    found = {
-        "TARGET": folder / "target.gguf",
-        "FILE": folder / "drafter.gguf",
-        "OTHER": folder / "other.gguf",
-    }
-    found |= {"TEXT": text, "STORE": store, "POOL": pool}
-    with Model(found["TARGET"]) as model:
-        build_store([text], model.vocabulary, store, model="target")
-        filled = weights_of("lookahead(window=2, ngram=4, guesses=3, pool=POOL)", found, model)
-        alone(filled, model, Talk((3, 1, 4, 1, 5, 9), (), GREEDY))
+def pooled(files: Files, model: Model, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files, with a pool that a conversation filled."""
+    found = {**files, "pool": tmp_path_factory.mktemp("pools") / "some.pool"}
+    alone(weights_of(POOL, found, model), model, Talk((3, 1, 4, 1, 5, 9), (), GREEDY))
     return found
 
 
 @pytest.fixture(scope="module")
-def model(files: dict[str, Path]) -> Iterator[Model]:
-    with Model(files["TARGET"]) as model:
+def model(files: Files) -> Iterator[Model]:
+    with Model(files["shallow"]) as model:
         yield model
 
 
-def weights_of(drafter: str, files: dict[str, Path], model: Model) -> DrafterWeights:
-    for name, path in files.items():
-        drafter = drafter.replace(name, quoted(str(path)))
+def weights_of(drafter: str, files: Files, model: Model) -> DrafterWeights:
     ticks = itertools.count()
     environment = DraftEnvironment(
         model,
@@ -121,7 +80,7 @@ def weights_of(drafter: str, files: dict[str, Path], model: Model) -> DrafterWei
         costs=TYPICAL_GPU,
         clock=lambda: float(next(ticks)),
     )
-    return build_drafter(drafter, environment)
+    return build_drafter(named(drafter, files), environment)
 
 
 Event = tuple[tuple[int, ...], tuple[int, ...], object, tuple[int, ...], int | None]
@@ -178,21 +137,21 @@ def in_turn(rounds: Sequence[Iterator[Event]]) -> list[list[Event]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_conversations_draft_as_each_does_alone(
-    drafter: str, files: dict[str, Path], model: Model, monkeypatch: pytest.MonkeyPatch
+    drafter: str, pooled: Files, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Draft models cost about as much as so small a target: `auto` would draft nothing.
     monkeypatch.setattr(account, "START", 100.0)
-    wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS]
+    wanted = [alone(weights_of(drafter, pooled, model), model, talk) for talk in TALKS]
     assert drafter == "none" or sum(len(event[0]) for events in wanted for event in events) > 20
-    with closing(weights_of(drafter, files, model)) as weights:
+    with closing(weights_of(drafter, pooled, model)) as weights:
         assert in_turn([conversation(weights, model, talk) for talk in TALKS]) == wanted
 
 
 @pytest.mark.parametrize(
-    "drafter", ["draft(FILE, tree=3x2)", "cascade(draft(FILE, n=6), draft(OTHER))"]
+    "drafter", ["draft(FILE:twin, tree=3x2)", "cascade(draft(FILE:twin, n=6), draft(FILE:small))"]
 )
 def test_a_conversation_goes_on_when_another_is_closed(
-    drafter: str, files: dict[str, Path], model: Model
+    drafter: str, files: Files, model: Model
 ) -> None:
     wanted = alone(weights_of(drafter, files, model), model, TALKS[1])
     with closing(weights_of(drafter, files, model)) as weights:
@@ -202,7 +161,7 @@ def test_a_conversation_goes_on_when_another_is_closed(
         assert [*begun, *second] == wanted
 
 
-def test_one_drafter_for_two_conversations_is_seen(files: dict[str, Path], model: Model) -> None:
+def test_one_drafter_for_two_conversations_is_seen(files: Files, model: Model) -> None:
     """Negative control: had the weights kept the state, the drafts would be others."""
     drafter = "lookahead(window=2, ngram=4, guesses=3)"
     wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS[:2]]
@@ -213,20 +172,19 @@ def test_one_drafter_for_two_conversations_is_seen(files: dict[str, Path], model
 
 
 def test_a_pool_with_a_file_is_shared_and_saved_with_the_weights(
-    files: dict[str, Path], model: Model, tmp_path: Path
+    files: Files, model: Model, tmp_path: Path
 ) -> None:
     """Each conversation drafts what any of them wrote: a second one with the same text is as one
     that starts warm."""
-    files = {**files, "POOL": tmp_path / "new.pool"}
-    drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
+    files = {**files, "pool": tmp_path / "new.pool"}
     first, second = (Talk(talk.prompt, (), talk.params) for talk in TALKS[:2])
-    with closing(weights_of(drafter, files, model)) as weights:
+    with closing(weights_of(POOL, files, model)) as weights:
         texts = in_turn([conversation(weights, model, talk) for talk in (first, second)])
         again = list(conversation(weights, model, first))
-        before = files["POOL"].stat().st_size  # saved as the third began
+        before = files["pool"].stat().st_size  # saved as the third began
     assert len(again) < len(texts[0])
-    pool = load_pool(files["POOL"], model.vocabulary)
-    assert files["POOL"].stat().st_size >= before
+    pool = load_pool(files["pool"], model.vocabulary)
+    assert files["pool"].stat().st_size >= before
     for talk, events in zip((first, second, first), [*texts, again], strict=True):
         text = [*talk.prompt, *(token for event in events for token in written(event))]
         assert tuple(text[-4:]) in set(pool)
@@ -234,18 +192,16 @@ def test_a_pool_with_a_file_is_shared_and_saved_with_the_weights(
 
 
 def test_a_second_conversation_drafts_as_one_that_reads_the_first_ones_file(
-    files: dict[str, Path], model: Model, tmp_path: Path
+    files: Files, model: Model, tmp_path: Path
 ) -> None:
-    drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
     together, apart = (
-        {**files, "POOL": tmp_path / name} for name in ("together.pool", "apart.pool")
+        {**files, "pool": tmp_path / name} for name in ("together.pool", "apart.pool")
     )
-    with closing(weights_of(drafter, together, model)) as weights:
+    with closing(weights_of(POOL, together, model)) as weights:
         events = [list(conversation(weights, model, talk)) for talk in TALKS[:2]]
-    assert events == [alone(weights_of(drafter, apart, model), model, talk) for talk in TALKS[:2]]
-    assert load_pool(together["POOL"], model.vocabulary) == load_pool(
-        apart["POOL"], model.vocabulary
-    )
+    assert events == [alone(weights_of(POOL, apart, model), model, talk) for talk in TALKS[:2]]
+    pools = [[*load_pool(each["pool"], model.vocabulary)] for each in (together, apart)]
+    assert pools[0] == pools[1]
 
 
 def written(event: Event) -> list[int]:

@@ -54,7 +54,14 @@ def joint(pair: tuple[Path, Path]) -> dict[Text, float]:
 
 
 @pytest.mark.parametrize(
-    "drafter", ["none", "draft(FILE, n=1)", "draft(FILE, n=3)", "draft(FILE, n=3, sampling=argmax)"]
+    "drafter",
+    [
+        "none",
+        "draft(FILE, n=3)",
+        "draft(FILE, n=3, sampling=argmax)",
+        "draft(FILE, tree=2x2)",
+        "draft(FILE, tree=3x1, sampling=with)",
+    ],
 )
 def test_texts_follow_the_targets_joint_law(
     pair: tuple[Path, Path], joint: dict[Text, float], drafter: str

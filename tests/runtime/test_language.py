@@ -96,20 +96,20 @@ expressions = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(expressions)
 def test_every_expression_survives_printing(expression):
     assert parse_expression(str(expression)) == expression
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.text(max_size=40))
 def test_quoted_text_is_that_text(text):
     assert parse_expression(quoted(text)) == name(text)
     assert parse_expression(f"draft({quoted(text)}, n=1)").arguments == (name(text),)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     st.text(alphabet=st.sampled_from(list("ab1(),@='\"\\ \n\t٣")), max_size=30)
     | st.text(max_size=30)

@@ -17,7 +17,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule
-from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.draft_model import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
 from specrun.runtime.laws.law import RowLaws
@@ -149,14 +149,15 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
 
 def chain_of(context: Context) -> GrowingDrafter:
     context.memory.clear()
-    cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-    return model_drafter(cache, Topology.chain(4))
+    source = DraftModelSource(context, Topology.chain(4), target_vocab_size=VOCAB)
+    return GrowingDrafter(source, Topology.chain(4), sampling="with")
 
 
 def tree_of(context: Context) -> GrowingDrafter:
     context.memory.clear()
-    cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-    return model_drafter(cache, parse_topology("2x2x1"), sampling="without")
+    shape = parse_topology("2x2x1")
+    source = DraftModelSource(context, shape, target_vocab_size=VOCAB)
+    return GrowingDrafter(source, shape, sampling="without")
 
 
 def drafted(drafter: GrowingDrafter, noise: NoiseSource) -> list[object]:

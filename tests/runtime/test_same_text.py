@@ -5,112 +5,165 @@ tokens to 1e-5; the models' logit margins are far larger.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import F32
 
-from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.language import quoted
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import DraftTree
 
-LENGTH = 48
+LENGTH = 40
+PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+GREEDY = SamplingParams(temperature=0.0)
+FEW = dict.fromkeys(range(40, 46), 30.0)
+"""Texts of six tokens repeat themselves, so that retrieved drafts are kept, and prove something."""
+WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+SETTINGS = {
+    "greedy": GREEDY,
+    "greedy, penalties": GREEDY.replace(**PENALTIES),
+    "few": WHOLE.replace(temperature=1.5, logit_bias=FEW, **PENALTIES),
+    "whole": WHOLE,
+    "usual": SamplingParams(seed=7),
+}
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 6, 8, 7]
+LONG = [number % 300 for number in range(230)]
+
+POINTS = [
+    "draft(FILE:twin, n=4, sampling=argmax)",
+    "draft(FILE:twin, tree=4x2x2, sampling=argmax)",
+    "draft(FILE:twin, tree=sequoia, nodes=12, sampling=argmax)",
+    "partial(sink=2, window=6, chunks=2, chunk=3, n=4, sampling=argmax)",
+    "prompt-lookup",
+    "prompt-lookup(n=8, min_ngram=1, nodes=8)",
+    "ngram(order=3, n=3, file=FILE:text, sampling=argmax)",
+    "ngram(n=2, sampling=argmax, p_min=0.3)",
+    "lookahead",
+    "lookahead(window=7, ngram=3, guesses=7, text=no)",
+    "lookahead(window=1, ngram=2, guesses=1)",
+    "lookahead(window=0, guesses=4)",
+    "lookahead(window=4)",
+    "jacobi(n=8)",
+    "ensemble(draft(FILE:twin, tree=2x2, sampling=argmax), prompt-lookup)",
+    "ensemble(lookahead(window=3, ngram=3, guesses=3), prompt-lookup)",
+    "ensemble(rest(FILE:store, min_match=1), prompt-lookup(min_ngram=1))",
+    "cascade(draft(FILE:twin, n=5, sampling=argmax), jacobi(n=3))",
+    "cascade(draft(FILE:twin, n=6, sampling=argmax, p_min=0.1), draft(FILE:small, tree=2x2))",
+    "cascade(draft(FILE:twin, sampling=argmax), cascade(draft(FILE:small, n=3), prompt-lookup))",
+    "cascade(partial(sink=3, window=9, n=6, sampling=argmax), draft(FILE:twin, tree=2x1))",
+    "ouroboros(draft(FILE:twin, n=3, sampling=argmax), phrases=4, length=3)",
+    "relay(draft(FILE:twin, n=2, sampling=argmax), lookahead(window=3, ngram=3, guesses=2))",
+    "relay(ouroboros(draft(FILE:twin, n=2, sampling=argmax)), prompt-lookup(min_ngram=1)@2)",
+    "relay(prompt-lookup(min_ngram=1)@2, draft(FILE:twin, sampling=argmax)@3)",
+    "relay(partial(sink=2, window=6, sampling=argmax)@2, prompt-lookup(min_ngram=1)@2)",
+    "relay(draft(FILE:twin, depth=3, topk=3, nodes=8), draft(FILE:small, sampling=argmax)@2)",
+]
+"""More drafters of point masses than those of `DRAFTERS`, in many combinations."""
+DRAWN = [
+    "draft(FILE:twin, n=5, p_min=0.3)",
+    "draft(FILE:twin, n=6, p_min=adaptive(start=0.4, step=0.5))",
+    "draft(FILE:twin, tree=3x1x1, sampling=with)",
+    'draft(FILE:twin, tree="0 1 00 01 000")',
+    "partial(sink=0, window=9, tree=2x2)",
+    "cascade(draft(FILE:twin, n=8, p_min=0.2), prompt-lookup(min_ngram=1), rounds=3)",
+    "cascade(draft(FILE:twin, n=5), lookahead(window=3, ngram=3, guesses=2))",
+    "cascade(partial(sink=2, window=6, n=4), draft(FILE:twin, n=2))",
+    "relay(draft(FILE:twin, tree=2x2), prompt-lookup(min_ngram=1))",
+    "ensemble(cascade(draft(FILE:twin), draft(FILE:small)), relay(draft(FILE:twin)@1, jacobi))",
+]
+"""More of those that draw."""
+ALL = [*DRAFTERS, *(("shallow", drafter) for drafter in (*POINTS, *DRAWN))]
+
+Texts = dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(
-        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0)
-    )
-    return folder / "target.gguf", folder / "drafter.gguf"
+def plain(files: dict[str, Path]) -> Callable[[str], Texts]:
+    """Plain decoding's texts, by target and settings."""
+
+    @functools.cache
+    def of(target: str) -> Texts:
+        return texts(files, target, "none")[0]
+
+    return of
 
 
-def run(
-    pair: tuple[Path, Path], drafter: str, params: SamplingParams, index: int = 0
-) -> tuple[list[int], float | None]:
-    target, draft = pair
-    expression = drafter.replace("FILE", quoted(str(draft)))
-    with Runtime(target, drafter=expression, **F32) as runtime:
-        prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
-        result = runtime.generate(prompt, params, max_tokens=LENGTH, index=index)
-    assert len(result.token_ids) == LENGTH or result.finish_reason == "stop"
-    return result.token_ids, result.stats.acceptance_rate
+def texts(files: dict[str, Path], target: str, drafter: str) -> tuple[Texts, int]:
+    """The texts of a drafter after an abandoned one, without those in which it drew; and how many
+    drafts were accepted."""
+    found, accepted, drew = Texts(), 0, [False]
+    with Runtime(files[target], named(drafter, files), **F32) as runtime:
+        propose = runtime.session.drafter.propose
+
+        def noted(request: DraftRequest) -> DraftTree:
+            tree = propose(request)
+            draws = (draw for below in (tree.draws or {}).values() for draw in below)
+            drew[0] |= any(draw.law is not None for draw in draws)
+            return tree
+
+        runtime.session.drafter.propose = noted  # type: ignore[method-assign]
+        stream = runtime.stream(PROMPT[:7], GREEDY, max_tokens=30)
+        for _, _ in zip(stream, range(7), strict=False):
+            pass
+        stream.close()
+        for name, params in SETTINGS.items():
+            drew[0] = False
+            result = runtime.generate(PROMPT, params, max_tokens=LENGTH)
+            assert len(result.token_ids) == LENGTH or result.finish_reason == "stop"
+            accepted += result.stats.accepted
+            if params.is_greedy or not drew[0]:
+                found[name] = result.token_ids
+        last = runtime.generate(LONG, GREEDY)
+        assert last.finish_reason in ("length", "stop")
+        found["to the end of the context"] = last.token_ids
+    return found, accepted
 
 
-DETERMINISTIC = [
-    "draft(FILE, n=4, sampling=argmax)",
-    "prompt-lookup",
-    "prompt-lookup(n=8, min_ngram=1)",
-]
-SAMPLED = ["draft(FILE, n=1)", "draft(FILE, n=5)", "draft(FILE, n=5, p_min=0.3)"]
-PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
-
-
-@pytest.mark.parametrize("drafter", DETERMINISTIC + SAMPLED)
-@pytest.mark.parametrize("extra", [{}, PENALTIES], ids=["plain", "penalties"])
-def test_greedy_text_is_plain_text(
-    pair: tuple[Path, Path], drafter: str, extra: dict[str, float]
+@pytest.mark.parametrize(("target", "drafter"), ALL)
+def test_the_text_is_plain_decodings(
+    files: dict[str, Path], plain: Callable[[str], Texts], target: str, drafter: str
 ) -> None:
-    params = SamplingParams(temperature=0.0, **extra)
-    wanted, _ = run(pair, "none", params)
-    got, accepted = run(pair, drafter, params)
-    assert got == wanted
-    if drafter.startswith("draft") and not extra:
-        assert accepted  # a pair that never agrees would prove nothing
+    """Greedily for all; as drawn for all that draft point masses, with penalties that look at a
+    draft's own path."""
+    found, accepted = texts(files, target, drafter)
+    assert found == {name: plain(target)[name] for name in found}
+    if drafter in POINTS:
+        assert len(found) == len(SETTINGS) + 1
+    if drafter in POINTS or ("twin" in drafter and "auto" not in drafter):
+        assert accepted  # drafts that are never kept would prove nothing
 
 
-@pytest.mark.parametrize("drafter", DETERMINISTIC)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_point_masses_keep_the_text_at_any_temperature(
-    pair: tuple[Path, Path], drafter: str, seed: int, temperature: float
-) -> None:
-    """Texts of six tokens: they repeat themselves, so that prompt lookup's drafts are kept too, and
-    prove something."""
-    few = dict.fromkeys(range(40, 46), 30.0)
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=seed,
-        logit_bias=few,
-        **PENALTIES,
-    )
-    wanted, _ = run(pair, "none", params, index=seed)
-    got, accepted = run(pair, drafter, params, index=seed)
-    assert got == wanted
-    assert accepted
-
-
-def test_sampled_drafts_do_not_keep_the_text(pair: tuple[Path, Path]) -> None:
+def test_sampled_drafts_do_not_keep_the_text(files: dict[str, Path]) -> None:
     """Negative control: the equality above is a property of point masses, not of this model."""
-    params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-    assert run(pair, "draft(FILE, n=5)", params)[0] != run(pair, "none", params)[0]
+    params = WHOLE.replace(temperature=1.5)
+    found = []
+    for drafter in ("none", "draft(FILE:twin, n=5)"):
+        with Runtime(files["shallow"], named(drafter, files), **F32) as runtime:
+            found.append(runtime.generate(PROMPT, params, max_tokens=LENGTH).token_ids)
+    assert found[0] != found[1]
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(
-    pair: tuple[Path, Path],
+    files: dict[str, Path],
 ) -> None:
-    params = SamplingParams(temperature=1.0, seed=11)
-    first, _ = run(pair, "draft(FILE, n=5)", params)
-    assert run(pair, "draft(FILE, n=5)", params)[0] == first
-    assert run(pair, "draft(FILE, n=5)", params.replace(seed=12))[0] != first
+    params, found = SamplingParams(temperature=1.0, seed=11), []
+    for seed in (11, 11, 12):
+        with Runtime(files["shallow"], named("draft(FILE:twin, n=5)", files), **F32) as runtime:
+            result = runtime.generate(PROMPT, params.replace(seed=seed), max_tokens=LENGTH)
+            found.append(result.token_ids)
+    assert found[0] == found[1] != found[2]
 
 
-def test_a_confidence_stop_shortens_greedy_drafts_too(pair: tuple[Path, Path]) -> None:
+def test_a_confidence_stop_shortens_greedy_drafts_too(files: dict[str, Path]) -> None:
     """At temperature 0 the law is a point mass: the confidence must be read from the law before
     it."""
-    target, draft = pair
     drafted = []
     for p_min in (0.0, 0.5, 1.0):
-        expression = f"draft({quoted(str(draft))}, n=5, p_min={p_min})"
-        with Runtime(target, drafter=expression, n_ctx=256, n_threads=1) as runtime:
-            drafted.append(
-                runtime.generate(
-                    [3, 1, 4], SamplingParams(temperature=0.0), max_tokens=24
-                ).stats.drafted
-            )
+        expression = named(f"draft(FILE:twin, n=5, p_min={p_min})", files)
+        with Runtime(files["shallow"], expression, **F32) as runtime:
+            drafted.append(runtime.generate([3, 1, 4], GREEDY, max_tokens=24).stats.drafted)
     assert drafted[0] > drafted[1] >= drafted[2] == 0

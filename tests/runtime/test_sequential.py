@@ -37,16 +37,16 @@ class TableSpeaker:
     """A small model that says what a table has, and reads at most `room` tokens."""
 
     def __init__(self, table: LawTable, room: int = 64) -> None:
-        self._table, self.room = table, room
+        self._table, self._room = table, room
         self.rewound: list[int] = []
 
     def row_after(self, tokens: list[int]) -> np.ndarray:
-        assert len(tokens) <= self.room
+        assert self.room(tokens) >= 0
         with np.errstate(divide="ignore"):
             return np.log(self._table(tokens))
 
-    def has_room(self, tokens: list[int]) -> bool:
-        return len(tokens) <= self.room
+    def room(self, tokens: list[int]) -> int:
+        return self._room - len(tokens)
 
     def rewind(self, length: int) -> None:
         self.rewound.append(length)

@@ -201,25 +201,26 @@ def law_with_drafter(
     end_tokens: frozenset[int] = frozenset(),
     params: SamplingParams = PLAIN,
     state: SamplerState = FRESH,
+    prompt: Sequence[int] = PROMPT,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of an answer with a drafter that keeps state from round to round, made
     anew each time."""
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         drafter = make()
-        drafter.begin(PROMPT)
-        conversation = conversation_of(drafter, PROMPT, noise)
+        drafter.begin(prompt)
+        conversation = conversation_of(drafter, prompt, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         settings = DecodeSettings(rule, params, limits, end_tokens, state)
         for _ in decode_rounds(TableTarget(table), conversation, settings):
             pass
-        return tuple(conversation.tokens[len(PROMPT) :])
+        return tuple(conversation.tokens[len(prompt) :])
 
     return enumerate_law(program)
 
 
 def target_law(
-    table: LawTable, length: int, end_tokens: frozenset[int]
+    table: LawTable, length: int, end_tokens: frozenset[int], prompt: Sequence[int] = PROMPT
 ) -> dict[tuple[int, ...], float]:
     """Return the product of the target's conditional laws, texts ending at the first end token."""
     laws = {(): 1.0}
@@ -229,7 +230,7 @@ def target_law(
             if text and text[-1] in end_tokens:
                 longer[text] = probability
                 continue
-            for token, conditional in enumerate(table([*PROMPT, *text])):
+            for token, conditional in enumerate(table([*prompt, *text])):
                 if conditional:
                     longer[*text, token] = probability * conditional
         laws = longer
@@ -250,10 +251,27 @@ def bias(
 
 
 def drafter_bias(
-    rule: AcceptanceRule, make: Callable[[], Drafter], table: LawTable, length: int = 3
+    rule: AcceptanceRule,
+    make: Callable[[], Drafter],
+    table: LawTable,
+    length: int = 3,
+    prompt: Sequence[int] = PROMPT,
 ) -> float:
     """Return the largest error of any text's probability, with a drafter that keeps state."""
-    return largest_error(law_with_drafter(rule, make, table, length), table, length)
+    found = law_with_drafter(rule, make, table, length, prompt=prompt)
+    return largest_error(found, table, length, prompt=prompt)
+
+
+def noted(drafter: Drafter, trees: list[DraftTree]) -> Drafter:
+    """Return the drafter, whose proposals are added to `trees`."""
+    propose = drafter.propose
+
+    def propose_noted(request: DraftRequest) -> DraftTree:
+        trees.append(propose(request))
+        return trees[-1]
+
+    drafter.propose = propose_noted  # type: ignore[method-assign]
+    return drafter
 
 
 def largest_error(
@@ -261,9 +279,10 @@ def largest_error(
     table: LawTable,
     length: int,
     end_tokens: frozenset[int] = frozenset(),
+    prompt: Sequence[int] = PROMPT,
 ) -> float:
     """Return the largest error of any text's probability."""
-    wanted = target_law(table, length, end_tokens)
+    wanted = target_law(table, length, end_tokens, prompt)
     return max(abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted})
 
 

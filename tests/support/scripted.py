@@ -101,10 +101,11 @@ class TableTarget:
 class TableDraftModel(TableTarget):
     """A draft model for cascades; counts its evaluations and writes down when it is closed."""
 
-    n_ctx = 64
+    n_positions = 64
     max_nodes = 32
     native_seconds = 0.5
-    n_params = 7
+    n_params, depth_params = 7, 7.0
+    kept = None
 
     def __init__(self, table: LawTable) -> None:
         super().__init__(table)
@@ -137,8 +138,8 @@ class ScriptedDrafter(Drafter):
 
     name = "scripted"
 
-    def __init__(self, propose: Callable[[DraftRequest], DraftTree]) -> None:
-        self._propose = propose
+    def __init__(self, propose: Callable[[DraftRequest], DraftTree], max_nodes: int = 0) -> None:
+        self._propose, self.max_nodes = propose, max_nodes
 
     def propose(self, request: DraftRequest) -> DraftTree:
         return self._propose(request)

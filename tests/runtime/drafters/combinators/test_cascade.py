@@ -4,13 +4,13 @@ out."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from support.enumeration import (
     PROMPT,
     TOLERANCE,
-    Propose,
     branching_tree,
     chain,
     drafter_bias,
@@ -33,10 +33,7 @@ from specrun.runtime.trees import DraftTree
 Make = Callable[[], Drafter]
 
 
-def scripted(propose: Propose, max_nodes: int = 8) -> Drafter:
-    drafter = ScriptedDrafter(propose)
-    drafter.max_nodes = max_nodes
-    return drafter
+scripted = partial(ScriptedDrafter, max_nodes=8)
 
 
 def inner_drafters(seed: int, size: int = 3) -> dict[str, Make]:
@@ -173,7 +170,7 @@ def test_a_deterministic_inner_drafter_changes_the_cost_only() -> None:
         return ask(drafter, tokens), model.evaluations
 
     alone, evaluations = run(NoDrafter())
-    helped, fewer = run(scripted(top_k_points(drafts, 2, 3), 14))
+    helped, fewer = run(scripted(top_k_points(drafts, 2, 3), max_nodes=14))
     assert helped.tokens == alone.tokens
     assert (evaluations, fewer < 6) == (6, True)
     for a, b in zip(alone.draws.values(), helped.draws.values(), strict=True):
@@ -232,19 +229,15 @@ def test_what_it_reports_adds_up_and_closes() -> None:
 
     class Inner(NoDrafter):
         native_seconds = 0.25
-        n_params = 3
+        n_params, depth_params = 3, 3.0
 
         def close(self) -> None:
             closed.append("inner" if not model.closed else "late")
             raise RuntimeError("stuck")
 
     drafter = CascadeDrafter(model, Inner(), num_draft_tokens=2)
-    assert (drafter.native_seconds, drafter.n_params, drafter.max_leaves, drafter.max_nodes) == (
-        0.75,
-        10,
-        1,
-        2,
-    )
+    assert (drafter.native_seconds, drafter.n_params, drafter.depth_params) == (0.75, 10, 10.0)
+    assert (drafter.max_leaves, drafter.max_nodes) == (1, 2)
     drafter.begin([0, 1])
     ask(drafter, [0, 1])
     assert drafter.report()["inner"]["rounds"] == 2

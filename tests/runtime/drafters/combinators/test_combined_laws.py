@@ -77,8 +77,7 @@ def cascade(inner: str, **options: object) -> Callable[[], Drafter]:
         helper: Drafter = NoDrafter()
         if inner != "none":
             grow = chain(guesses, 1) if inner == "chain" else top_k_points(guesses, 2, 2)
-            helper = ScriptedDrafter(grow)
-            helper.max_nodes = 8
+            helper = ScriptedDrafter(grow, 8)
         return CascadeDrafter(TableDraftModel(FIRST), helper, num_draft_tokens=2, **options)  # type: ignore[arg-type]
 
     return make
@@ -206,8 +205,7 @@ def test_in_an_ensemble_the_member_whose_law_decides_speaks() -> None:
 
 
 def test_one_member_that_tells_none_is_enough_to_tell_none() -> None:
-    silent = ScriptedDrafter(chain(FIRST, 1))
-    silent.max_nodes = 1
+    silent = ScriptedDrafter(chain(FIRST, 1), 1)
     for kind in (lambda parts: RelayDrafter(parts, [None, None]), EnsembleDrafter):
         assert not kind([telling(chain(FIRST, 1), FIRST), silent]).keeps_rows
         assert kind([telling(chain(FIRST, 1), FIRST), NoDrafter()]).keeps_rows

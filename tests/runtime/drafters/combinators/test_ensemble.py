@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,11 +23,7 @@ from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, TreeBuilder, parse_topology
 
-
-def member(propose: Grow, max_nodes: int = 8) -> Drafter:
-    drafter = ScriptedDrafter(propose)
-    drafter.max_nodes = max_nodes
-    return drafter
+member = partial(ScriptedDrafter, max_nodes=8)
 
 
 def together(*proposers: Grow) -> Propose:
@@ -168,6 +165,7 @@ class Witness(Drafter):
 
     def __post_init__(self) -> None:
         self.name, self.max_leaves, self.max_nodes = "witness", 2, len(self.tree)
+        self.n_params = 10
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.told.append("begin")
@@ -182,10 +180,6 @@ class Witness(Drafter):
     @property
     def native_seconds(self) -> float:
         return 1.5
-
-    @property
-    def n_params(self) -> int:
-        return 10
 
     def close(self) -> None:
         self.told.append("close")
@@ -254,7 +248,7 @@ def test_a_short_round_shares_its_nodes_beforehand() -> None:
     assert len(ask(ensemble, 4)) == 2
     assert len(ask(ensemble, 3)) == 0
     ensemble = EnsembleDrafter(
-        [member(proposers(0)["siblings"], 2), member(proposers(0)["i.i.d."], 6)]
+        [ScriptedDrafter(proposers(0)["siblings"], 2), ScriptedDrafter(proposers(0)["i.i.d."], 6)]
     )
     for max_nodes in range(9):
         assert len(ask(ensemble, max_nodes)) <= max_nodes

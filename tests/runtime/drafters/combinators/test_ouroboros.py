@@ -11,7 +11,6 @@ from support.enumeration import PROMPT, TOLERANCE, chain, drafter_bias
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel, TableRows
 from support.tiny_models import F32
 
-from specrun.bindings.errors import OptionError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
@@ -149,8 +148,7 @@ def test_phrases_pruned_by_what_was_drawn_beside_them_are_no_bias_but_dropped_dr
 
     def make() -> Drafter:
         store = NgramStore(NgramPool(3))
-        draft = ScriptedDrafter(chain(LawTable(3, 9, 0.0), 1))
-        draft.max_nodes = 1
+        draft = ScriptedDrafter(chain(LawTable(3, 9, 0.0), 1), 1)
         store.add([1, 2])
         return Drops(draft, store, count=1, length=1)
 
@@ -166,8 +164,7 @@ def test_a_round_feeds_the_pool() -> None:
     """The paper's figure: draft EFGHIWKLMN with NOXQ below, of which the target keeps EFGHI and
     says J."""
     store = NgramStore(pool_of("NOXQ"))
-    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("EFGHIWKLMN")))
-    draft.max_nodes = 10
+    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("EFGHIWKLMN")), 10)
     drafter = OuroborosDrafter(draft, store, count=2, length=3)
     tokens = ids("ABCD")
     drafter.begin(tokens)
@@ -197,8 +194,7 @@ def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
     """Two tokens of phrases a round, for half a token's time, that are never right: soon only the
     draft is drafted."""
     store = NgramStore(pool_of("NOX"))
-    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("N")))
-    draft.max_nodes = 1
+    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("N")), 1)
     guard = WindowGuard(CostCurve.flat([1.0 + 0.25 * n for n in range(9)]))
     drafter = OuroborosDrafter(draft, store, count=1, length=2, guard=guard)
     tokens = ids("AN")
@@ -212,16 +208,6 @@ def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
     assert sizes[0] == 3
     assert sizes[-20:].count(1) >= 18
     assert sum(0.25 * (size - 1) for size in sizes) < 8 + 0.02 * 120 + 1
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"), [({"count": 0}, "phrases=0"), ({"length": 0}, "length=0")], ids=str
-)
-def test_no_phrases_are_refused(options: dict[str, int], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        OuroborosDrafter(
-            ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options
-        )
 
 
 def test_a_pool_in_a_file_starts_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

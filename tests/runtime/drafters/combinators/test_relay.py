@@ -4,12 +4,12 @@ were not theirs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from support.enumeration import (
     TOLERANCE,
-    Propose,
     chain,
     drafter_bias,
     mixed_tree,
@@ -31,10 +31,7 @@ from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
 Make = Callable[[], Drafter]
 
 
-def scripted(propose: Propose, max_nodes: int = 8) -> Drafter:
-    drafter = ScriptedDrafter(propose)
-    drafter.max_nodes = max_nodes
-    return drafter
+scripted = partial(ScriptedDrafter, max_nodes=8)
 
 
 def members(seed: int) -> dict[str, Make]:
@@ -129,7 +126,6 @@ class Witness(Drafter):
         self.asked: list[list[int]] = []
         self.rewound: list[int] = []
         self.outcome: RoundOutcome | None = None
-        self.closed = False
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.asked.clear()
@@ -143,9 +139,6 @@ class Witness(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.outcome = outcome
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def ask(drafter: Drafter, tokens: list[int], max_depth: int = 9, max_nodes: int = 9) -> DraftTree:
@@ -237,11 +230,3 @@ def test_lookup_forgets_guesses_that_were_rejected() -> None:
         fresh.begin([*tokens, *more])
         assert ask(lookup, [*tokens, *more]) == ask(fresh, [*tokens, *more])
         lookup.rewind(len(tokens) + 1)
-
-
-def test_a_relay_closes_all_and_needs_two() -> None:
-    parts = [Witness(1), Witness(2)]
-    RelayDrafter(parts, [None, None]).close()
-    assert all(part.closed for part in parts)
-    with pytest.raises(OptionError, match="at least two"):
-        RelayDrafter([NoDrafter()], [None])

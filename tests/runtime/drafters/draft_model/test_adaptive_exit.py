@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.enumeration import PROMPT, TOLERANCE, target_law
-from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
+from support.enumeration import TOLERANCE, drafter_bias
+from support.scripted import LawTable, law_of
 from support.tree_laws import drawn_chain
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
-from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.language import quoted
 from specrun.runtime.planning import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
-from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
 
 # A large step, so that a few rounds move the threshold across the probabilities of the laws.
@@ -60,24 +57,14 @@ class ChainDrafter(Drafter):
 
 
 def largest_error(seed: int, *, wrong: bool) -> tuple[float, set[float]]:
-    table, drafts, length = LawTable(3, seed), LawTable(3, seed + 500), 4
-    seen: set[float] = set()
+    made: list[ChainDrafter] = []
 
-    def program(noise: BranchingNoise) -> tuple[int, ...]:
-        drafter = ChainDrafter(drafts, 2, drops_unlikely_draws=wrong)
-        conversation = conversation_of(drafter, PROMPT, noise)
-        limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        for _ in decode_rounds(
-            TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)
-        ):
-            pass
-        seen.update(round(threshold, 6) for threshold in drafter.thresholds)
-        return tuple(conversation.tokens[len(PROMPT) :])
+    def make() -> Drafter:
+        made.append(ChainDrafter(LawTable(3, seed + 500), 2, drops_unlikely_draws=wrong))
+        return made[-1]
 
-    emitted, wanted = enumerate_law(program), target_law(table, length, frozenset())
-    return max(
-        abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted}
-    ), seen
+    error = drafter_bias(ExactRule(), make, LawTable(3, seed), 4)
+    return error, {round(threshold, 6) for each in made for threshold in each.thresholds}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,39 +104,11 @@ def test_the_threshold_stays_a_probability() -> None:
     assert stop.threshold(greedy=True) == 1.0
 
 
-def test_texts_stay_and_come_again_with_a_real_drafter(
-    tiny_model: Path, tiny_flat_twin: Path
-) -> None:
-    greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=3)
-    options = {"n_ctx": 256, "n_threads": 1}
+def test_texts_come_again_with_a_real_drafter(tiny_model: Path, tiny_flat_twin: Path) -> None:
+    drawn = SamplingParams(temperature=0.8, seed=3)
     expression = f"draft({quoted(str(tiny_flat_twin))}, n=6, p_min=adaptive(start=0.4, step=0.5))"
-    with (
-        Runtime(tiny_model, "none", **options) as plain,
-        Runtime(tiny_model, drafter=expression, **options) as speculative,
-    ):
-        wanted = plain.generate("abc", greedy, max_tokens=40)
-        found = speculative.generate("abc", greedy, max_tokens=40)
-        assert found.token_ids == wanted.token_ids
-        assert 0 < found.stats.drafted < 6 * found.stats.rounds
-        first, again = (speculative.generate("abc", drawn, max_tokens=40) for _ in range(2))
-        assert first.token_ids == again.token_ids
-        assert (first.stats.drafted, first.stats.rounds) == (
-            again.stats.drafted,
-            again.stats.rounds,
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("p_min=adaptive(start=2)", "start is 2.0: it must be between 0 and 1"),
-        ("p_min=adaptive(beta=1)", "beta"),
-        ("p_min=adaptiv", "not a number"),
-        ("p_min=adaptive, tree=2x2", "ends chains, not trees"),
-    ],
-)
-def test_bad_options_are_named(
-    tiny_model: Path, tiny_drafter: Path, options: str, words: str
-) -> None:
-    with pytest.raises(OptionError, match=words):
-        Runtime(tiny_model, drafter=f"draft({quoted(str(tiny_drafter))}, {options})", n_ctx=64)
+    with Runtime(tiny_model, drafter=expression, n_ctx=256, n_threads=1) as runtime:
+        first, again = (runtime.generate("abc", drawn, max_tokens=40) for _ in range(2))
+    assert 0 < first.stats.drafted < 6 * first.stats.rounds
+    assert first.token_ids == again.token_ids
+    assert (first.stats.drafted, first.stats.rounds) == (again.stats.drafted, again.stats.rounds)

@@ -101,22 +101,6 @@ def test_what_is_evaluated_in_any_case_costs_nothing_more(tiny_model: Path) -> N
         assert drafted(64, 0.9, 20.0, shape=8) == 0
 
 
-@pytest.mark.parametrize(
-    ("expression", "words"),
-    [
-        ("draft({}, n=auto, tree=2x2)", "n=auto drafts a chain"),
-        ("draft({}, n=aut)", "not a whole number"),
-        ("cascade(draft({}, n=auto), prompt-lookup)", "n=auto is for a drafter"),
-        ("jacobi(n=auto)", "not a whole number"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    tiny_model: Path, tiny_flat_twin: Path, expression: str, words: str
-) -> None:
-    with pytest.raises(OptionError, match=words):
-        Runtime(tiny_model, drafter=expression.format(quoted(str(tiny_flat_twin))), **OPTIONS)
-
-
 def test_prompt_lookup_takes_the_word_too(tiny_model: Path) -> None:
     with Runtime(tiny_model, drafter="prompt-lookup(n=auto)", **OPTIONS) as runtime:
         assert runtime.session.drafter.max_nodes == 15

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 from support.tree_laws import drafted_bits
 
+from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.direct_calls import CALLS
 from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.drafters.draft_model import model_drafter, state
-from specrun.runtime.drafters.draft_model.source import DraftModelSource
+from specrun.runtime.drafters.draft_model import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.laws.transform import greedy_token
 from specrun.runtime.round import DraftRequest
-from specrun.runtime.trees import Topology, parse_topology
+from specrun.runtime.trees import DraftTree, Topology, parse_topology
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 VOCAB = 300
+GREEDY = SamplingParams(temperature=0.0)
 SETTINGS = [
     SamplingParams(temperature=0.8, top_k=40),
     SamplingParams(temperature=1.3, top_k=128, top_p=1.0, min_p=0.0),
@@ -48,9 +52,9 @@ def context(model: Model) -> Iterator[Context]:
         yield opened
 
 
-def drafter_of(context: Context, known: int = VOCAB) -> GrowingDrafter:
-    cache = state.DraftModelState(context, target_vocab_size=known)
-    return model_drafter(cache, Topology.chain(6))
+def drafter_of(context: Context, known: int = VOCAB, n: int = 6) -> GrowingDrafter:
+    source = DraftModelSource(context, Topology.chain(n), target_vocab_size=known)
+    return GrowingDrafter(source, Topology.chain(n), sampling="with")
 
 
 def in_steps(drafter: GrowingDrafter) -> GrowingDrafter:
@@ -68,20 +72,18 @@ def request(
 
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
-def test_draws_and_laws_are_those_of_other_drafts(context, monkeypatch, params, known):
+def test_draws_and_laws_are_those_of_other_drafts(context, params, known):
     drafted: dict[str, list[object]] = {"plain": [], "in steps": []}
     for way, trees in drafted.items():
         context.memory.clear()
         drafter, text = drafter_of(context, known), list(PROMPT)
         if way == "in steps":
             in_steps(drafter)
-        elif way == "uncompiled":
-            monkeypatch.setattr(Context, "stepper", lambda *_: None)
         for seed in range(12):
             # Some rounds begin with several tokens that are not cached, others with one.
             tree = drafter.propose(request(text, params, seed, frozenset({17, 40})))
-            trees.append((drafted_bits(tree), list(drafter.source.state.cached)))
-            assert context.memory.last_position() == len(drafter.source.state.cached) - 1
+            trees.append((drafted_bits(tree), list(drafter.source.cached)))
+            assert context.memory.last_position() == len(drafter.source.cached) - 1
             text += [*tree.tokens[: seed % 3], seed]
             drafter.rewind(len(text) - 1)
     assert drafted["plain"] == drafted["in steps"]
@@ -114,11 +116,95 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, number: int, row: int = 0) -> No
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_a_row_that_is_no_law_is_refused(context, monkeypatch, number):
+@pytest.mark.parametrize("params", [GREEDY, SETTINGS[0]])
+def test_a_row_that_is_no_law_is_refused(context, monkeypatch, number, params):
     drafter = drafter_of(context)
     break_rows(monkeypatch, number)
     with pytest.raises(DecodeFailedError, match="logits of nan"):
-        drafter.propose(request(PROMPT, SETTINGS[0], 1))
+        drafter.propose(request(PROMPT, params, 1))
+
+
+# -- greedy chains ---------------------------------------------------------------------------------
+
+
+def step_by_step(context: Context, tokens: list[int], n: int, known: int) -> list[int]:
+    """The most likely tokens in turn, each evaluated alone by the binding."""
+    context.memory.clear()
+    batch, drafted = Batch(context.n_batch, 1), list[int]()
+    batch.fill_chain(tokens, 0, [0], 1)
+    while True:
+        drafted.append(greedy_token(context.decode(batch).logits(0)[:known], GREEDY))
+        if len(drafted) == n:
+            context.memory.clear()
+            return drafted
+        batch.fill_one(drafted[-1], len(tokens) + len(drafted) - 1)
+
+
+@pytest.mark.parametrize("known", [VOCAB, 100])
+def test_chains_are_those_of_single_steps(context, known):
+    drafted = {n: step_by_step(context, PROMPT, n, known) for n in (1, 2, 7)}
+    for n, wanted in drafted.items():
+        drafter = drafter_of(context, known, n)
+        tree = drafter.propose(request(PROMPT, GREEDY, 0))
+        assert tree == DraftTree.chain(wanted)
+        # All but the last token of the draft are cached, and the memory holds no more.
+        assert drafter.source.cached == [*PROMPT, *wanted[:-1]]
+        assert context.memory.last_position() == len(PROMPT) + n - 2
+        context.memory.clear()
+    # A control: the chain hangs on what was evaluated.
+    assert drafted[7] != step_by_step(context, [*PROMPT[:-1], 7], 7, known)
+
+
+def test_uncompiled_steps_give_the_same(context, monkeypatch):
+    trees, steppers = [], list[object]()
+    stepper = Context.stepper
+    for makes in (lambda *args: steppers.append(stepper(*args)) or steppers[-1], lambda *_: None):
+        monkeypatch.setattr(Context, "stepper", makes)
+        drafter = drafter_of(context, VOCAB, 6)
+        trees.append((drafter.propose(request(PROMPT, GREEDY, 0)), drafter.source.cached))
+        context.memory.clear()
+    assert trees[0] == trees[1]
+    # One serves a whole chain, if there was a compiler.
+    assert [step is None for step in steppers] == [CALLS is None]
+
+
+def test_time_in_evaluations_is_counted(context):
+    drafter = drafter_of(context, VOCAB, 6)
+    drafter.propose(request(PROMPT[:-1], GREEDY, 0))
+    before, started = context.native_seconds, time.perf_counter()
+    drafter.propose(request(PROMPT, GREEDY, 0))
+    assert 0.0 < context.native_seconds - before < time.perf_counter() - started
+
+
+def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
+    own = drafter_of(context, VOCAB, 4)
+    wanted = own.propose(request(PROMPT, GREEDY, 0))
+    kept = own.source
+    # More than there are cells: llama.cpp finds no slot in the midst of the chain.
+    with pytest.raises(DecodeError, match="no room for 1 more tokens"):
+        for _ in range(2 * context.n_ctx):
+            kept.feed_one(5)
+    own.begin(PROMPT)
+    assert own.propose(request(PROMPT, GREEDY, 0)) == wanted
+    assert context.memory.last_position() == len(PROMPT) + 2
+
+
+def test_what_stands_in_for_the_library_sees_every_evaluation(context):
+    class Counting:
+        def __init__(self, native: object) -> None:
+            self.native, self.calls = native, 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.native, name)
+
+        def llama_decode(self, *args: object) -> int:
+            self.calls += 1
+            return self.native.llama_decode(*args)
+
+    context._native = counting = Counting(context._native)
+    drafter = drafter_of(context, VOCAB, 6)
+    drafter.propose(request(PROMPT, GREEDY, 0))
+    assert counting.calls == 6
 
 
 # -- trees -----------------------------------------------------------------------------------------
@@ -127,11 +213,11 @@ TREES = ["4x2x2", "2x1x3", "2x1x1", "5", "0 1 2 10 20 21 100 210 211"]
 
 
 def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> GrowingDrafter:
-    cache = state.DraftModelState(context, target_vocab_size=known)
-    return model_drafter(cache, parse_topology(tree), sampling="without")
+    source = DraftModelSource(context, parse_topology(tree), target_vocab_size=known)
+    return GrowingDrafter(source, parse_topology(tree), sampling="without")
 
 
-def check_memory(context: Context, cache: state.DraftModelState) -> None:
+def check_memory(context: Context, cache: DraftModelSource) -> None:
     """Assert that `main` holds the text, and every other sequence the beginning that is noted."""
     for sequence, held in enumerate(cache.nodes.synced):
         end = len(cache.cached) if sequence == cache.main else held
@@ -149,7 +235,7 @@ def test_trees_are_those_of_other_drafts(context, shape, params, known):
         drafter, text = tree_drafter(context, shape, known), list(PROMPT)
         if way == "in steps":
             in_steps(drafter)
-        cache, generator = drafter.source.state, np.random.default_rng(7)
+        cache, generator = drafter.source, np.random.default_rng(7)
         for seed in range(16):
             start = len(text)
             most = (100, 100) if seed % 4 else (2, 5)  # limits cut some of the shapes
@@ -186,7 +272,7 @@ def test_a_tree_of_rows_that_are_no_laws_is_refused(context, monkeypatch):
 @pytest.mark.parametrize("begun", [PROMPT, PROMPT[:-1]])
 def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
     drafter = tree_drafter(context, "3x2x2")
-    drafter.source.state.feed(begun[:-1])
+    drafter.source.feed(begun[:-1])
 
     below, depths = DraftModelSource.below, list[int]()
 
@@ -202,7 +288,7 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
         with pytest.raises(KeyboardInterrupt):
             drafter.propose(request(PROMPT, SETTINGS[0], 1))
     drafter.rewind(len(PROMPT) - 1)
-    check_memory(context, drafter.source.state)
+    check_memory(context, drafter.source)
     tree = drafter.propose(request(PROMPT, SETTINGS[0], 2))
     context.memory.clear()
     again = tree_drafter(context, "3x2x2").propose(request(PROMPT, SETTINGS[0], 2))
@@ -212,7 +298,7 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
 def test_an_evaluation_that_fails_within_a_tree_is_named(context):
     """No cell is left for the second depth; the text goes on once there is room."""
     drafter = tree_drafter(context, "3x2x2")
-    cache = drafter.source.state
+    cache = drafter.source
     text = [token % VOCAB for token in range(250)]
     cache.feed(text)
     with pytest.MonkeyPatch.context() as patch:

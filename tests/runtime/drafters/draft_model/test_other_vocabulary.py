@@ -16,12 +16,12 @@ from support.tree_laws import drawn_chain
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OptionError, PairError
+from specrun.bindings.errors import PairError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafters.draft_model.vocabulary import (
-    SpelledModelState,
+    SpelledModelSource,
     TextReader,
     TokenMap,
     tokens_after,
@@ -30,7 +30,7 @@ from specrun.runtime.drafters.draft_model.vocabulary import (
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, transformed_law
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import DraftTree
+from specrun.runtime.trees import DraftTree, Topology
 
 LOST = range(260, 300)  # pairs of letters, which the drafter then spells with two tokens
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=3)
@@ -156,8 +156,8 @@ def test_cells_are_those_of_the_spelled_text_after_any_rounds(
     """KV truth: what the drafter says next equals a fresh evaluation of what it was spelled."""
     with Runtime(tiny_model, f"draft({quoted(str(poorer))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
-        state = drafter.source.state  # type: ignore[attr-defined]
-        assert isinstance(state, SpelledModelState)
+        state = drafter.source  # type: ignore[attr-defined]
+        assert isinstance(state, SpelledModelSource)
         spelled_apart = 0
         for number, prompt in enumerate([PROMPT, PROMPT[:20], PROMPT + " and there", "other"]):
             params = SamplingParams(temperature=1.0, seed=number)
@@ -199,7 +199,7 @@ def test_a_text_longer_than_the_drafters_context_is_not_drafted_for(
     with Model(poorer) as model, Model(tiny_model) as target:
         tokens = TokenMap(target.vocabulary, model.vocabulary)
         with Context(model, ContextOptions(**{**F32, "n_ctx": 256})) as context:
-            state = SpelledModelState(context, tokens)
+            state = SpelledModelSource(context, Topology.chain(1), tokens)
             few, many = [5] * 100, [LOST[0]] * 100
             assert (state.room(few), state.room(many)) == (156, 56)
             state.feed(many[:30])
@@ -278,23 +278,6 @@ def test_tokens_in_the_middle_of_a_text_are_the_tokenizers_own(demo: Runtime) ->
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("tree=2x2, vocabulary=text", "tree= needs tokens that both vocabularies have"),
-        ("p_min=0.3, vocabulary=text", "p_min= needs tokens"),
-        ("sampling=with, vocabulary=text", "text is drafted greedily"),
-        ("n=0, vocabulary=text", "at least 1 token"),
-        ("vocabulary=other", "vocabulary"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    tiny_model: Path, poorer: Path, options: str, words: str
-) -> None:
-    with pytest.raises(OptionError, match=words):
-        Runtime(tiny_model, f"draft({quoted(str(poorer))}, {options})", **F32)
 
 
 def test_nothing_in_common_is_refused(tiny_model: Path, tmp_path: Path) -> None:

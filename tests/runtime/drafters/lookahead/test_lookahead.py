@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from support.enumeration import PROMPT, TOLERANCE, target_law
+from support.enumeration import TOLERANCE, drafter_bias
 from support.plain_lookahead import PlainLookahead, PlainPool
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
-from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.combinators import EnsembleDrafter
 from specrun.runtime.drafters.lookahead import (
@@ -225,8 +223,8 @@ def test_a_text_that_repeats_is_read_several_tokens_at_a_time(n: int) -> None:
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_nodes", [0, 1, 2, 3, 5, 9, 14, 20, 40])
-@pytest.mark.parametrize("n_ctx", [len(START) + 1, 12, 30, 200])
+@pytest.mark.parametrize("max_nodes", [0, 1, 3, 9, 20])
+@pytest.mark.parametrize("n_ctx", [len(START) + 1, 30])
 @pytest.mark.parametrize("make", [lookahead, JacobiDrafter], ids=["lookahead", "jacobi"])
 def test_never_more_than_allowed_and_the_text_stays(
     make: Callable[[], Drafter], n_ctx: int, max_nodes: int
@@ -257,42 +255,6 @@ def test_a_warm_up_with_fewer_columns_than_passes_left_is_given_up() -> None:
     assert not window.fit(100, 2)
 
 
-def test_statistics_tell_window_and_drafts_apart() -> None:
-    target = Periodic()
-    rounds: list[Round] = []
-    run(lookahead(5, 4), target, 40, after=lambda _, this_round: rounds.append(this_round))
-    last = [
-        this_round
-        for this_round in rounds
-        if len(this_round.tree) > this_round.tree.n_candidates > 0
-    ]
-    assert last
-    assert all(
-        this_round.tree.candidate_depth <= 3 < this_round.tree.max_depth for this_round in last[:5]
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"), [({"width": -1}, "window=-1"), ({"ngram": 1}, "ngram=1")], ids=str
-)
-def test_sizes_that_make_no_sense_are_refused(arguments: dict[str, int], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        lookahead(**{"width": 2, "ngram": 3, "pool": NgramPool(3), **arguments})
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: LatestGuesses(-1, 4), "guesses is -1"),
-        (lambda: JacobiDrafter(n=0), "n is 0"),
-        (lambda: JacobiDrafter(until=0), "until is 0"),
-    ],
-)
-def test_counts_that_make_no_sense_are_refused(make: Callable[[], object], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        make()
-
-
 def test_an_interrupted_round_and_a_round_of_another_tree_lose_the_window_at_most() -> None:
     drafter = lookahead(3, 3, learn_text=False)
     drafter.begin(START)
@@ -305,19 +267,6 @@ def test_an_interrupted_round_and_a_round_of_another_tree_lose_the_window_at_mos
 
 
 # -- exactness -------------------------------------------------------------------------------------
-
-
-def emitted(make: Callable[[], Drafter], table: LawTable, length: int) -> dict[object, float]:
-    def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tokens = run(make(), table, length, PLAIN, noise=noise, prompt=PROMPT)
-        return tuple(tokens[len(PROMPT) :])
-
-    return enumerate_law(program)
-
-
-def bias(make: Callable[[], Drafter], table: LawTable, length: int) -> float:
-    got, wanted = emitted(make, table, length), target_law(table, length, frozenset())
-    return max(abs(got.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*got, *wanted})
 
 
 def known_pool(n: int) -> NgramPool:
@@ -347,7 +296,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_loop_keeps_the_targets_law(name: str, seed: int) -> None:
-    assert bias(DRAFTERS[name], LawTable(3, seed), 5) < TOLERANCE
+    assert drafter_bias(ExactRule(), DRAFTERS[name], LawTable(3, seed), 5) < TOLERANCE
 
 
 class Shuffled(Drafter):
@@ -374,21 +323,11 @@ def as_if_sampled(tree: DraftTree) -> DraftTree:
 
 def test_guesses_stated_as_draws_are_caught() -> None:
     """Negative control: the same guesses under a law they were not drawn from bias the text."""
-    assert bias(lambda: Shuffled(DRAFTERS["warm"](), as_if_sampled), LawTable(3, 0), 4) > 1e-3
 
+    def make() -> Drafter:
+        return Shuffled(DRAFTERS["warm"](), as_if_sampled)
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize(
-    "params", [GREEDY, PLAIN.replace(temperature=0.8), PLAIN], ids=lambda value: value.temperature
-)
-def test_the_text_is_plain_decodings(name: str, params: SamplingParams) -> None:
-    table = LawTable(3, 5, sharpness=2.5)
-    for seed in range(4):
-        plain = run(NoDrafter(), table, 40, params, noise=SeededNoise(seed), prompt=PROMPT)
-        assert (
-            run(DRAFTERS[name](), table, 40, params, noise=SeededNoise(seed), prompt=PROMPT)
-            == plain
-        )
+    assert drafter_bias(ExactRule(), make, LawTable(3, 0), 4) > 1e-3
 
 
 # -- what is guessed -------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ VOCABULARY = Vocabulary()
 NGRAMS = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple), max_size=40)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(NGRAMS, st.integers(1, 3), st.integers(1, 3))
 def test_keeps_what_a_plain_model_keeps(ngrams, per_key, max_keys):
     pool, plain = NgramPool(4, per_key=per_key, max_keys=max_keys), PlainPool(per_key, max_keys)
@@ -46,7 +46,7 @@ def test_keeps_what_a_plain_model_keeps(ngrams, per_key, max_keys):
     assert len(pool) == len(plain.used) <= per_key * max_keys
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(NGRAMS, NGRAMS)
 def test_a_copy_and_a_rebuilt_pool_are_equal_and_independent(ngrams, more):
     pool = NgramPool(4, per_key=3, max_keys=3)

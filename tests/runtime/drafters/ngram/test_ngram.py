@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, chain, drafter_bias
-from support.optimal_transport import acceptance_probability
-from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel
+from support.scripted import LawTable, ScriptedDrafter, TableDraftModel
 from support.tiny_models import F32
 
-from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.errors import FileMissingError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.drafters.combinators import CascadeDrafter, EnsembleDrafter, RelayDrafter
@@ -180,9 +179,7 @@ def test_members_of_combinators_give_the_targets_law(seed: int) -> None:
     table, other = LawTable(3, seed), LawTable(3, seed + 100)
 
     def scripted() -> Drafter:
-        drafter = ScriptedDrafter(chain(other, 1))
-        drafter.max_nodes = 2
-        return drafter
+        return ScriptedDrafter(chain(other, 1), 2)
 
     made: dict[str, Callable[[], Drafter]] = {
         "relay": lambda: RelayDrafter([scripted(), ngram()()], [1, 2]),
@@ -242,23 +239,6 @@ def test_laws_are_cut_and_tempered_as_the_targets_are(params: SamplingParams) ->
         assert found.probability(token) == pytest.approx(prob, abs=1e-6)
 
 
-def test_acceptance_is_what_the_laws_share() -> None:
-    """Leviathan et al. 2023, theorem 3.5, over draws of the first token."""
-    table = LawTable(3, 5)
-    make = ngram(num_draft_tokens=1)
-    drafter = make()
-    drafter.begin([0, 1])
-    request = DraftRequest([0, 1], PLAIN, SeededNoise(0), 1, 1)
-    law = next(iter(drafter.propose(request).draws.values()))[0].law
-    assert law is not None
-    wanted = acceptance_probability(table([0, 1]), law.aligned_to(Law(np.ones(3))))
-    accepted = 0.0
-    for token in range(3):
-        prob = law.probability(token)
-        accepted += prob and prob * min(1.0, float(table([0, 1])[token]) / prob)
-    assert accepted == pytest.approx(wanted, abs=1e-12)
-
-
 # -- with a model ----------------------------------------------------------------------------------
 
 
@@ -274,30 +254,6 @@ def sources(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {"TEXT": quoted(str(text)), "POOL": quoted(str(path))}
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        "ngram(n=3, sampling=argmax)",
-        "ngram(order=3, file=TEXT, sampling=argmax, n=auto)",
-        "ngram(order=3, pool=POOL, file=TEXT, n=2, sampling=argmax, p_min=0.3)",
-    ],
-)
-def test_point_masses_are_plain_decodings_text(
-    tiny_model: Path, sources: dict[str, str], drafter: str
-) -> None:
-    for name, path in sources.items():
-        drafter = drafter.replace(name, path)
-    prompt = list(b"the quick brown fox, the quick")
-    with (
-        Runtime(tiny_model, "none", **F32) as plain,
-        Runtime(tiny_model, drafter=drafter, **F32) as other,
-    ):
-        for params in (WHOLE.replace(seed=2), SamplingParams(temperature=0.0, repeat_penalty=1.2)):
-            wanted = plain.generate(prompt, params, max_tokens=24)
-            found = other.generate(prompt, params, max_tokens=24)
-            assert found.token_ids == wanted.token_ids
-
-
 def test_drafts_are_what_was_counted(tiny_model: Path, sources: dict[str, str]) -> None:
     params = SamplingParams(temperature=0.0)
     for drafter, prompt, said in (
@@ -309,23 +265,6 @@ def test_drafts_are_what_was_counted(tiny_model: Path, sources: dict[str, str]) 
             made.begin(list(prompt))
             request = DraftRequest(list(prompt), params, SeededNoise(0), 8, 8)
             assert bytes(made.propose(request).tokens) == said
-
-
-@pytest.mark.parametrize(
-    ("drafter", "problem"),
-    [
-        ("ngram(order=0)", "order is 0: n-grams of 1 to 5"),
-        ("ngram(order=6)", "order is 6"),
-        ("ngram(n=0)", "draft at least 1"),
-        ("ngram(n=600)", "do not fit a batch of 512: lower n"),
-        ("ngram(sampling=without)", "no sampling of ngram called 'without'"),
-        ("ngram(p_min=2)", "between 0 and 1"),
-        ("ngram(FILE)", "takes 0 unnamed arguments"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(tiny_model: Path, drafter: str, problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=drafter, **F32)
 
 
 def test_a_file_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:

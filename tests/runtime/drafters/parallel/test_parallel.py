@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.enumeration import PROMPT, TOLERANCE, LawTable, drafter_bias
+from support.enumeration import PROMPT, TOLERANCE, LawTable, drafter_bias, noted
 from support.renamed_models import as_architecture
 from support.scripted import PLAIN, TableTarget, conversation_of
 from support.tiny_lookahead import random_embeddings, write_lookahead
@@ -77,16 +77,12 @@ def test_siblings_of_the_first_draft_keep_it(below: Any) -> None:
     table = LawTable(4, 1)
     made: list[DraftTree] = []
 
-    class Noted(ParallelDrafter):
-        def propose(self, request: DraftRequest) -> DraftTree:
-            made.append(super().propose(request))
-            return made[-1]
+    def make() -> Drafter:
+        return noted(over_table(4, 2, topk=3, below=below), made)
 
-    file: Any = TableFile(4)
-    found = drafter_bias(ExactRule(), lambda: Noted(file, 2, topk=3, below=below), table, 4)
-    assert found < TOLERANCE
+    assert drafter_bias(ExactRule(), make, table, 4) < TOLERANCE
     assert max(len(tree.draws.get(ROOT, ())) for tree in made) == 3
-    assert max(map(len, made)) <= Noted(file, 2, topk=3, below=below).max_nodes
+    assert max(map(len, made)) <= make().max_nodes
     assert max(count_leaves(tree.parents) for tree in made) <= (5 if below == "every" else 3)
 
 

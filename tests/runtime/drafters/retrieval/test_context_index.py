@@ -75,7 +75,7 @@ def matched(text: list[int], place: int, query: list[int]) -> int:
     return length
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=2, max_size=200),
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24),

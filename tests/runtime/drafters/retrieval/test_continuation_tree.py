@@ -14,7 +14,6 @@ from specrun.runtime.drafters.retrieval import (
     Evidence,
     Standing,
     TreeLimits,
-    chances_along,
     continuation_tree,
     teach,
 )
@@ -255,15 +254,3 @@ def test_of_what_disagrees_each_rank_is_learnt_for_itself():
     assert trust.chance(split.kind, 1) == pytest.approx(1 / 3, abs=0.15)
     assert trust.chance(split.kind, 2) < 0.1
     assert sum(trust.chance(split.kind, rank) for rank in range(3)) <= 1.0
-
-
-def test_a_chains_probabilities_are_those_of_its_tokens_one_by_one():
-    trust = MatchAcceptance(MATCH_PRIORS)
-    for length, came in ((2, True), (3, None), (9, True), (40, True), (40, None)):
-        for evidence in Evidence:
-            trust.learn([Standing(evidence, length).kind] * 2, 0 if came else None)
-    for evidence in Evidence:
-        for length in (0, 1, 5, LONGEST_MATCH, 40):
-            for count in (0, 1, 30):
-                alone = [trust.chance(Standing(evidence, length + i).kind) for i in range(count)]
-                assert chances_along(trust, Standing(evidence, length), count) == alone

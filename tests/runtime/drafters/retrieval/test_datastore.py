@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.contexts.context import Context
@@ -125,10 +125,15 @@ def test_the_same_corpus_gives_the_same_file(corpus: Path, store: Path, vocabula
     assert corpus.with_name("b.store").read_bytes() == store.read_bytes()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.text(max_size=60), st.integers(1, 20))
-def test_pieces_of_a_text_are_the_text(tmp_path_factory, text: str, size: int):
-    path = tmp_path_factory.mktemp("pieces") / "t"
+def test_pieces_of_a_text_are_the_text(tmp_path, text: str, size: int):
+    path = tmp_path / "t"
     data = text.encode("utf-8", "replace")
     path.write_bytes(data)
     pieces = list(text_pieces(path, max(size, 5)))

@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.enumeration import TOLERANCE
-from support.retrieval_laws import retrieval_bias
+from support.enumeration import TOLERANCE, drafter_bias, noted
 from support.scripted import PLAIN, LawTable
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.retrieval import ContextIndex, PromptLookupDrafter
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.planning import CostCurve
-from specrun.runtime.round import DraftRequest
+from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import DraftTree
 
@@ -80,7 +80,7 @@ def test_nothing_to_repeat_is_nothing_to_draft(tokens):
     assert len(propose(drafter, tokens)) == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=15), min_size=2, max_size=4))
 def test_what_an_earlier_prompt_held_does_not_matter(prompts):
     """A prompt that contradicts the last one is drafted for as by a new drafter."""
@@ -132,13 +132,15 @@ def test_the_law_of_the_text_is_the_targets(seed, options, width):
     """The shipped loop under every outcome, learning included: repeated tokens leave the law as it
     is, to 1e-12."""
 
-    def make() -> PromptLookupDrafter:  # drafting is free: every retrieved token is drafted
-        return PromptLookupDrafter(**options, costs=CostCurve.flat([1.0] + [0.01] * 40))
+    trees: list[DraftTree] = []
 
-    error, nodes, widest = retrieval_bias(make, LawTable(3, seed), REPEATING, 4)
-    assert error < TOLERANCE
-    assert nodes > 100
-    assert widest >= width
+    def make() -> Drafter:  # drafting is free: every retrieved token is drafted
+        free = CostCurve.flat([1.0] + [0.01] * 40)
+        return noted(PromptLookupDrafter(**options, costs=free), trees)
+
+    assert drafter_bias(ExactRule(), make, LawTable(3, seed), 4, REPEATING) < TOLERANCE
+    assert sum(map(len, trees)) > 100
+    assert max(len(below) for tree in trees for below in (tree.draws or {}).values()) >= width
 
 
 @pytest.mark.parametrize(
