@@ -219,16 +219,11 @@ class ExpressionOptions:
 
     def number(self, name: str, default: float) -> float:
         """Return a number."""
-        text = self.text(name, str(default))
+        text = self.optional(name)
         try:
-            return float(text)
+            return default if text is None else float(text)
         except ValueError:
             raise OptionError(f"{self._name}: {name} is {text!r}, which is not a number") from None
-
-    def text(self, name: str, default: str) -> str:
-        """Return the text of an option."""
-        value = self.optional(name)
-        return default if value is None else value
 
     def optional(self, name: str) -> str | None:
         """Return the text of an option, None if it is not given."""
@@ -240,10 +235,10 @@ class ExpressionOptions:
 
     def choice(self, name: str, allowed: list[str], default: str) -> str:
         """Return one of the allowed words."""
-        text = self.text(name, default)
-        if text not in allowed:
+        text = self.optional(name)
+        if text is not None and text not in allowed:
             raise unknown_name(text, allowed, f"{name} of {self._name} called")
-        return text
+        return default if text is None else text
 
     def _refuse_counts(self, expressions: Iterable[Expression]) -> None:
         for expression in expressions:

@@ -15,7 +15,7 @@ from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.weights import load_tensors
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.kept_rows import KeptRows
 from specrun.runtime.drafters.growing.source import NodeRows, Source
@@ -255,7 +255,7 @@ def build_pass(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     if topk > 1 and sampling == "with":
         problem = "topk= puts point masses beside the first draft, and sampling=with draws it"
         raise OptionError(f"{expression}: {problem}: leave one of them out")
-    path = file_of(expression, env)
+    path = model_file_of(expression, env)
     file = LookaheadFile(path, expression.atom, env.target, n_threads=env.context.n_threads)
     try:
         trained = file.n_positions

@@ -15,7 +15,6 @@ from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft_model.window import KeptTokens
 from specrun.runtime.drafters.growing.draft import RANKED_TOKENS, ranking_params
-from specrun.runtime.drafters.growing.drafter import check_p_min
 from specrun.runtime.drafters.growing.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.tree_options import ChainSampling
 from specrun.runtime.laws.law import Law
@@ -78,11 +77,6 @@ class CascadeDrafter(Drafter):
         max_rounds: int = 0,
         name: str = "cascade",
     ) -> None:
-        if num_draft_tokens < 1:
-            raise OptionError(
-                f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
-            )
-        check_p_min(p_min)
         if max_rounds < 0:
             advice = "give the most evaluations of the draft model, or 0 for any"
             raise OptionError(f"rounds is {max_rounds}: {advice}")

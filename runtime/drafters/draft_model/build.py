@@ -38,6 +38,9 @@ def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
     options = options_of(expression)
     chain = ChainOptions.of(expression, "with", _adaptive_exit(options))
+    if chain.n is not None and chain.n < 1:
+        problem = f"n is {chain.n}: a draft model must draft at least 1 token (or use none)"
+        raise OptionError(problem)
     # Draft & Verify's exit is a rule of its own for where chains stop. The demo's pair, which is
     # named without a file, drafts to show how: at its size nothing would pay.
     is_demo = expression.atom == "draft" and not expression.arguments and not options.is_auto("n")
@@ -98,9 +101,6 @@ def plan_draft(
         return _plan_tree(expression, env, tree, sequoia, share, text_share)
     chain = chain_options(expression)
     count = env.most_drafted if chain.n is None else chain.n
-    if count < 1:
-        problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
-        raise OptionError(problem)
 
     def drafter(context: Context, source_of: MakeSource) -> GrowingDrafter:
         source = source_of(context, Topology.chain(count))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.errors import OptionError, PairError
+from specrun.bindings.errors import PairError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.draft_model.source import DraftModelSource
@@ -276,10 +276,6 @@ class RetokenisedDrafter(Drafter):
         num_draft_tokens: int = 5,
         name: str = "draft",
     ) -> None:
-        if num_draft_tokens < 1:
-            raise OptionError(
-                f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
-            )
         own, chain = context.model.vocabulary, Topology.chain(num_draft_tokens)
         self._model = DraftModelSource(context, chain, target_vocab_size=own.size)
         self.name, self.max_nodes = name, num_draft_tokens

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,19 +244,17 @@ class ContextIndex:
         for token in query[: self._per_key]:
             key = key << self._bits | token
         # Samples are every SAMPLE_EVERY-th first key; the place lies between two of them.
-        first = int(np.searchsorted(self._samples, key, "left"))
-        last = int(np.searchsorted(self._samples, key, "right"))
+        first, last = (int(self._samples.searchsorted(key, side)) for side in ("left", "right"))
         low, high = max(0, first - 1) * SAMPLE_EVERY, min(last * SAMPLE_EVERY, len(self._order))
         tokens, order = self._tokens, self._order
-        while low < high:
-            middle = (low + high) // 2
-            position = int(order[middle])
-            # Whole contexts are compared: first keys hold only the nearest tokens.
-            if tokens[position - DEPTH : position][::-1].tolist() < query:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+
+        def context(place: int) -> list[int]:
+            """Return a whole context: first keys hold only the nearest tokens."""
+            position = int(order[place])
+            found: list[int] = tokens[position - DEPTH : position][::-1].tolist()
+            return found
+
+        return low + bisect_left(range(low, high), query, key=context)
 
 
 # == The file ======================================================================================

@@ -197,10 +197,6 @@ class Realignment:
     position: int = 0
     copied: int = 0
 
-    def forget(self) -> None:
-        """Copy from nowhere."""
-        self.copied = 0
-
     def may_resume(self, position: int) -> bool:
         """Return whether the source may go on at a position of the text."""
         return bool(self.copied) and position - self.position <= _PATIENCE

@@ -69,7 +69,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         # Another conversation: the counts of its matches need not hold here.
         if self.begins_alike or common_prefix(known, tokens) < len(known):
             self._index.clear()
-            self._source.forget()
+            self._source = Realignment()
             self.start_over()
         self._index.extend(tokens[len(self._index.tokens) :])
 
@@ -77,7 +77,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         """Take the tokens from position `length` on out of the index."""
         self._index.rewind(length)
         # The place was found by tokens that are taken back.
-        self._source.forget()
+        self._source = Realignment()
         super().rewind(length)
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:

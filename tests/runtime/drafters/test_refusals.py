@@ -8,7 +8,7 @@ import pytest
 from support.every_drafter import named
 from support.tiny_models import F32
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime import Runtime
 
 REFUSED = [
@@ -90,6 +90,8 @@ REFUSED = [
     ("ensemble(draft(FILE:twin), draft(FILE:twin, n=0))", "n is 0"),
     ("ensemble(draft(FILE:twin), none, n=3)", "no option 'n'"),
     ("cascade(draft(FILE:twin))", "two parts"),
+    ("cascade(draft(FILE:twin, n=0), none)", "n is 0: a draft model must draft at least 1"),
+    ("cascade(draft(FILE:twin, p_min=1.5), none)", r"p_min is 1\.5"),
     ("cascade(draft(FILE:twin), none, none)", "2 unnamed arguments at most"),
     ("cascade(prompt-lookup, draft(FILE:twin))", "first part is a model"),
     ("cascade(draft(FILE:twin, tree=2x2), none)", "leave out tree"),
@@ -118,3 +120,8 @@ def test_what_makes_no_sense_is_refused(files: dict[str, Path], drafter: str, pr
 def test_a_tree_that_no_batch_holds_is_refused(files: dict[str, Path]) -> None:
     with pytest.raises(OptionError, match="do not fit a batch of 64"):
         Runtime(files["shallow"], named("draft(FILE:twin, tree=8x8)", files), **F32, n_batch=64)
+
+
+def test_recurrent_states_drop_no_tokens(files: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="recurrent state, which drops no tokens"):
+        Runtime(files["hybrid"], "partial(n=2)", **F32)

@@ -19,7 +19,6 @@ from support.enumeration import (
 )
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel, TableRows, law_of
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import AcceptanceRule, BlockRule, ExactRule
 from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.growing.kept_rows import KeptRows
@@ -247,17 +246,3 @@ def test_what_it_reports_adds_up_and_closes() -> None:
         drafter.close()
     assert closed == ["inner"]
     assert model.closed
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"num_draft_tokens": 0}, "n is 0"),
-        ({"p_min": 1.5}, r"p_min is 1\.5"),
-        ({"max_rounds": -1}, "rounds is -1"),
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, float], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        CascadeDrafter(TableDraftModel(LawTable(3, 1)), NoDrafter(), **options)  # type: ignore[arg-type]

@@ -287,22 +287,36 @@ POINTS = [
 ]
 
 
+FREE_ROUNDS = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
+"""A machine whose batches cost nothing."""
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 2, [2, 7, 1, 8, 2, 8] * 3]
+SETTINGS = [SamplingParams(temperature=t, seed=3) for t in (0.0, 1.0)]
+
+
+def answered(target: Path, n_settings: int) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Prompts whose texts go on much as they did, and plain decoding's answers to each."""
+    save_curve(FREE_ROUNDS, target, ContextOptions(**F32), 0)
+    with Runtime(target, "none", **F32) as plain:
+        prompts = [
+            [*prompt, *plain.generate(prompt, SETTINGS[0], max_tokens=40).token_ids, *prompt]
+            for prompt in PROMPTS
+        ]
+        texts = [
+            [plain.generate(prompt, each, max_tokens=30).token_ids for prompt in prompts]
+            for each in SETTINGS[:n_settings]
+        ]
+    return prompts, texts
+
+
 @pytest.mark.parametrize(("target", "drafter"), POINTS)
 def test_bare_drafters_are_filled_and_the_text_is_plain_decodings(
     files: dict[str, Path], target: str, drafter: str
 ) -> None:
-    """On a machine whose batches cost nothing. Greedy and drawn, and the cache is a fresh one."""
-    free = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
-    save_curve(free, files[target], ContextOptions(**F32), 0)
-    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 2
-    with Runtime(files[target], "none", **F32) as plain:
-        text = plain.generate(prompt, SamplingParams(temperature=0.0), max_tokens=40)
-        prompt = [*prompt, *text.token_ids, *prompt]  # it goes on much as it did
-        settings = [SamplingParams(temperature=t, seed=3) for t in (0.0, 1.0)]
-        wanted = [plain.generate(prompt, p, max_tokens=30).token_ids for p in settings]
+    """Greedy and drawn, and the cache is a fresh one."""
+    prompts, wanted = answered(files[target], 2)
     with Runtime(files[target], named(drafter, files), **F32) as runtime:
-        done = [runtime.generate(prompt, p, max_tokens=30) for p in settings]
-        assert [result.token_ids for result in done] == wanted
+        done = [runtime.generate(prompts[0], each, max_tokens=30) for each in SETTINGS]
+        assert [result.token_ids for result in done] == [texts[0] for texts in wanted]
         if "auto(" not in drafter:
             assert sum(result.stats.drafting.get("filled", 0) for result in done) > 0
         session = runtime.session
@@ -323,21 +337,13 @@ def test_drafts_of_several_conversations_are_filled(
     files: dict[str, Path], target: str, drafter: str
 ) -> None:
     """Also where the drafter evaluates with others, which its part of a request is known by."""
-    free = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
-    save_curve(free, files[target], ContextOptions(**F32), 0)
-    params = SamplingParams(temperature=0.0)
-    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 2, [2, 7, 1, 8, 2, 8] * 3]
-    with Runtime(files[target], "none", **F32) as plain:
-        for place, prompt in enumerate(prompts):
-            said = plain.generate(prompt, params, max_tokens=20).token_ids
-            prompts[place] = [*prompt, *said, *prompt]  # it goes on much as it did
-        wanted = [plain.generate(prompt, params, max_tokens=30).token_ids for prompt in prompts]
+    prompts, wanted = answered(files[target], 1)
     with Engine(files[target], named(drafter, files), slots=2, **F32) as engine:
-        streams = [engine.stream(prompt, params, max_tokens=30) for prompt in prompts]
+        streams = [engine.stream(prompt, SETTINGS[0], max_tokens=30) for prompt in prompts]
         for stream in streams:
             deque(stream, maxlen=0)
         results = [stream.result for stream in streams]
-    assert [result.token_ids for result in results] == wanted
+    assert [result.token_ids for result in results] == wanted[0]
     assert sum(result.stats.drafting.get("filled", 0) for result in results) > 0
 
 
@@ -347,8 +353,7 @@ def test_only_bare_drafters_are_filled_where_costs_are_known(files: dict[str, Pa
         with Runtime(files["shallow"], expression, **{**F32, **options}) as runtime:
             return runtime.session.drafter.max_filled
 
-    free = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
-    save_curve(free, files["shallow"], ContextOptions(**F32), 0)
+    save_curve(FREE_ROUNDS, files["shallow"], ContextOptions(**F32), 0)
     assert most("draft(FILE:twin)") == most("draft(FILE:twin, n=auto)") == 15
     for drafter in (
         "none",

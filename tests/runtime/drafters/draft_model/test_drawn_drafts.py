@@ -15,7 +15,7 @@ from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.direct_calls import CALLS
-from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
+from specrun.bindings.errors import DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.draft_model import DraftModelSource
@@ -176,19 +176,6 @@ def test_time_in_evaluations_is_counted(context):
     assert 0.0 < context.native_seconds - before < time.perf_counter() - started
 
 
-def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
-    own = drafter_of(context, VOCAB, 4)
-    wanted = own.propose(request(PROMPT, GREEDY, 0))
-    kept = own.source
-    # More than there are cells: llama.cpp finds no slot in the midst of the chain.
-    with pytest.raises(DecodeError, match="no room for 1 more tokens"):
-        for _ in range(2 * context.n_ctx):
-            kept.feed_one(5)
-    own.begin(PROMPT)
-    assert own.propose(request(PROMPT, GREEDY, 0)) == wanted
-    assert context.memory.last_position() == len(PROMPT) + 2
-
-
 def test_what_stands_in_for_the_library_sees_every_evaluation(context):
     class Counting:
         def __init__(self, native: object) -> None:
@@ -292,23 +279,4 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
     tree = drafter.propose(request(PROMPT, SETTINGS[0], 2))
     context.memory.clear()
     again = tree_drafter(context, "3x2x2").propose(request(PROMPT, SETTINGS[0], 2))
-    assert again.tokens == tree.tokens
-
-
-def test_an_evaluation_that_fails_within_a_tree_is_named(context):
-    """No cell is left for the second depth; the text goes on once there is room."""
-    drafter = tree_drafter(context, "3x2x2")
-    cache = drafter.source
-    text = [token % VOCAB for token in range(250)]
-    cache.feed(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftModelSource, "room", lambda *_: 100)  # more than there is
-        with pytest.raises(DecodeError, match="llama_decode returned 1"):
-            drafter.propose(request([*text, 7], SETTINGS[1], 1))
-    cache.rewind(len(text) - 100)
-    check_memory(context, cache)
-    del text[-100:]
-    tree = drafter.propose(request([*text, 7], SETTINGS[0], 2))
-    context.memory.clear()
-    again = tree_drafter(context, "3x2x2").propose(request([*text, 7], SETTINGS[0], 2))
     assert again.tokens == tree.tokens

@@ -29,6 +29,7 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters import environment
 from specrun.runtime.drafters.combinators import EnsembleDrafter
 from specrun.runtime.drafters.lookahead_positions import LookaheadFile, ParallelDrafter
 from specrun.runtime.laws import Law, SeededNoise
@@ -256,6 +257,18 @@ def test_drafts_are_a_fresh_evaluations(kind: str, files: dict[str, Path], model
             assert list(drafted) == wanted[: len(drafted)]
             n_drafted += len(drafted)
     assert n_drafted > 10
+
+
+def test_a_file_may_be_named_as_models_are(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locate = environment.locate_model
+    stored = {"stored": files["pass"]}
+    monkeypatch.setattr(
+        environment, "locate_model", lambda path: locate(stored.get(path.name, path))
+    )
+    with Runtime(files["target"], "pass(stored)", n_ctx=64) as runtime:
+        assert runtime.session.drafter.max_nodes == 15
 
 
 def test_files_for_other_targets_are_refused(files: dict[str, Path], tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from support.tiny_models import F32, fresh_logits
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -269,15 +268,6 @@ def test_as_many_tokens_are_drafted_as_pay_beside_a_long_text(target: Model) -> 
             drafted.append(len(drafter.propose(request)))
             drafter.close()
     assert drafted[0] == 0 < drafted[1]
-
-
-def test_recurrent_states_drop_no_tokens(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from support.tiny_nextn import write_tiny_qwen35
-
-    path = write_tiny_qwen35(tmp_path / "hybrid.gguf", blocks=1)
-    with pytest.raises(UnsupportedModelError, match="recurrent state, which drops no tokens"):
-        Runtime(path, drafter="partial(n=2)", **F32)
 
 
 # -- chunks ----------------------------------------------------------------------------------------

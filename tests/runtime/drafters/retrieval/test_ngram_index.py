@@ -156,8 +156,7 @@ def test_a_source_is_given_up() -> None:
     assert source.resume(index) is None
     source.follow(3, 10, 23)
     assert source.resume(index) is not None
-    source.forget()
-    assert source.resume(index) is None
+    assert Realignment().resume(index) is None
 
 
 def test_the_nearest_of_the_longest_matches_wins() -> None:
