@@ -405,8 +405,8 @@ class PlannedGuesses:
             for rank, (token, matched) in enumerate(found):
                 yield token, self._acceptance.chance(kind_of(matched), rank), (*path, token)
 
-        nodes, depth = min(room, self.max_nodes), min(request.max_depth, self._depth)
-        limits = TreeLimits(nodes, depth, self.max_leaves, request.end_tokens)
+        most, depth = min(room, self.max_nodes), min(request.max_depth, self._depth)
+        limits = TreeLimits(most, depth, self.max_leaves, request.end_tokens)
         root: tuple[int, ...] = ()
         likely = grow_likely(root, below, limits, _UNLIKELY)
         chances = [guess.probability for guess in likely]
