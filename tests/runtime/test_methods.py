@@ -90,7 +90,7 @@ def test_options_are_those_of_the_row_and_no_others(environment: DraftEnvironmen
     for method in METHODS.values():
         for option in method.options:
             given = Expression(method.name, options=((option, Expression("1")),), is_call=True)
-            assert method.read(given).text(option, "") == "1"
+            assert method.read(given).optional(option) == "1"
         with pytest.raises(OptionError, match=f"{method.name} has no option 'nonsense'"):
             open_drafter(f"{method.name}(nonsense=1)", environment)
 
