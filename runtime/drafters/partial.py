@@ -23,7 +23,7 @@ from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.planning.theory import memory_traffic
 from specrun.runtime.round.drafter import Drafter, DrafterWeights
-from specrun.runtime.trees import DynamicShape, Topology
+from specrun.runtime.trees import Topology
 
 # == The builder of `partial(sink=4, window=256)`: a second context on the target's model ==========
 
@@ -37,15 +37,12 @@ class PartialCache:
     """A bounded cache of a target: the tokens that it keeps, and the form of its context."""
 
     window: Window
-    options: ContextOptions
-    n_ctx: int
-    """How many tokens a text may have."""
-
     n_chunks: int
     chunk: int
-    n_embd: int
     layer: int
     """The layer of the target whose inputs decide which chunks are kept."""
+
+    env: DraftEnvironment
 
     @property
     def most_cells(self) -> int:
@@ -56,34 +53,30 @@ class PartialCache:
         """Return the rule for the kept tokens of a conversation."""
         if not self.n_chunks:
             return KeptTokens(self.window)
+        n_embd, n_ctx = self.env.target.n_embd, self.env.n_ctx
         chunks = ChunkMemory(
-            self.chunk, self.n_chunks, layer=self.layer, n_embd=self.n_embd, n_ctx=self.n_ctx
+            self.chunk, self.n_chunks, layer=self.layer, n_embd=n_embd, n_ctx=n_ctx
         )
         return KeptTokens(self.window, chunks)
 
     def context_options(self, n_nodes: int, n_sequences: int, n_outputs: int) -> ContextOptions:
         """Return the settings of a context for the kept tokens and so many drafted ones."""
         # A shorter text than the window can hold needs no more cells than it has tokens.
-        n_ctx = min(self.most_cells + n_nodes + 1, max(self.n_ctx, n_nodes + 1))
+        n_ctx = min(self.most_cells + n_nodes + 1, max(self.env.n_ctx, n_nodes + 1))
         return dataclasses.replace(
-            self.options, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs
+            self.env.context, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs
         )
 
     @property
     def remark(self) -> str:
         """A note for the user, if it is no smaller than the target's own cache."""
-        if self.most_cells < self.n_ctx:
+        if self.most_cells < self.env.n_ctx:
             return ""
         kept = f"sink={self.window.sink}, window={self.window.size}"
         return (
             f"partial({kept}) keeps up to {self.most_cells} tokens, all of a context of "
-            f"{self.n_ctx}: its drafts cost as much as the target's own tokens"
+            f"{self.env.n_ctx}: its drafts cost as much as the target's own tokens"
         )
-
-    def source(self, context: Context, shape: Topology | DynamicShape) -> PartialSource:
-        """Return the rows of a drafter of trees of this shape, in a context."""
-        size = context.model.vocabulary.size
-        return PartialSource(context, shape, self.kept(), target_vocab_size=size)
 
 
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
@@ -108,13 +101,10 @@ def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -
             f"{expression}: chunks is {n_chunks} of chunk={chunk} tokens: give 0 or more chunks of "
             "at least 1 token"
         )
-    target = env.target
-    layer = max(1, target.n_layer // 2)
+    layer = max(1, env.target.n_layer // 2)
     if n_chunks:
-        check_layer_inputs(target, (layer,))
-    return PartialCache(
-        window, env.context, env.n_ctx, n_chunks, chunk, n_embd=target.n_embd, layer=layer
-    )
+        check_layer_inputs(env.target, (layer,))
+    return PartialCache(window, n_chunks, chunk, layer, env)
 
 
 def build_partial(
@@ -144,7 +134,9 @@ def build_partial(
     def start() -> Drafter:
         context = Context(env.target, options)
         try:
-            drafter = plan.make(context, cache.source)
+            size = env.target.vocabulary.size
+            source = PartialSource(context, plan.shape, cache.kept(), target_vocab_size=size)
+            drafter = plan.make(source)
             drafter.remark = cache.remark
             return drafter
         except BaseException:

@@ -49,19 +49,17 @@ def chain_options(expression: Expression) -> ChainOptions:
     return chain
 
 
-MakeSource = Callable[[Context, Topology | DynamicShape], DraftModelSource]
-"""Makes the rows of a drafter of trees of this shape, in a context."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """The drafts of an expression with a model: chains or trees, and the contexts that they need.
 
-    `make` makes a conversation's drafter of a context with so many sequences and output rows and,
-    in addition to those of the text, `n_nodes` cells. `pace` limits the decisions by measured time.
+    `make` makes a conversation's drafter of rows for this shape. Their context has so many
+    sequences and output rows and, in addition to those of the text, `n_nodes` cells. `pace` limits
+    the decisions by measured time.
     """
 
-    make: Callable[[Context, MakeSource], GrowingDrafter]
+    make: Callable[[DraftModelSource], GrowingDrafter]
+    shape: Topology | DynamicShape
     n_sequences: int
     n_outputs: int
     n_nodes: int
@@ -102,12 +100,11 @@ def plan_draft(
     chain = chain_options(expression)
     count = env.most_drafted if chain.n is None else chain.n
 
-    def drafter(context: Context, source_of: MakeSource) -> GrowingDrafter:
-        source = source_of(context, Topology.chain(count))
+    def drafter(source: DraftModelSource) -> GrowingDrafter:
         text = text_share and text_share(source)
         return chain.drafter(source, count, env, share(source), str(expression), text)
 
-    return ModelPlan(drafter, 1, 1, count, chain.pace(env))
+    return ModelPlan(drafter, Topology.chain(count), 1, 1, count, chain.pace(env))
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -137,8 +134,7 @@ def _plan_tree(
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
 
-    def drafter(context: Context, source_of: MakeSource) -> GrowingDrafter:
-        source = source_of(context, shape)
+    def drafter(source: DraftModelSource) -> GrowingDrafter:
         text = text_share and text_share(source)
         plan, name = tree.plan(shape, env, share(source), text), str(expression)
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
@@ -148,20 +144,19 @@ def _plan_tree(
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
     pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return ModelPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
+    return ModelPlan(drafter, shape, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
 
 
 def _with_draft_model(
     expression: Expression, env: DraftEnvironment, plan: ModelPlan
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets a context of it, and a drafter as planned."""
-    make: Callable[[Context, MakeSource], Drafter] = plan.make
-    n_sequences, n_outputs = plan.n_sequences, plan.n_outputs
+    n_sequences, n_outputs, n_text = plan.n_sequences, plan.n_outputs, 0
     model = _load_draft_model(model_file_of(expression, env), env)
     try:
         pair = DraftPair.of(env.target, model, expression)
         if pair.by_text:
-            make, n_sequences, n_outputs = _by_text(expression, env), 1, 1
+            n_sequences, n_outputs, n_text = 1, 1, _length_of_text(expression, env)
     except BaseException:
         model.close()
         raise
@@ -173,11 +168,14 @@ def _with_draft_model(
     short = remark_on_context(model, options.n_ctx, env.n_ctx, window)
     remark = "; ".join(filter(None, (pair.remark, short)))
 
-    def source(context: Context, shape: Topology | DynamicShape) -> DraftModelSource:
+    def drafter(context: Context) -> Drafter:
+        if pair.by_text:
+            words, name = env.target.vocabulary, str(expression)
+            return RetokenisedDrafter(context, words, num_draft_tokens=n_text, name=name)
         if not short or window is None:
-            return pair.source(context, shape)
-        kept = KeptTokens(window)
-        return PartialSource(context, shape, kept, target_vocab_size=pair.target_size)
+            return plan.make(pair.source(context, plan.shape))
+        kept, size = KeptTokens(window), pair.target_size
+        return plan.make(PartialSource(context, plan.shape, kept, target_vocab_size=size))
 
     together = pair.tokens is None and not pair.by_text and model.can_branch
     meeting = env.meeting if together else None
@@ -186,9 +184,9 @@ def _with_draft_model(
     def start() -> Drafter:
         context = contexts.make()
         try:
-            drafter = make(context, source)
-            drafter.remark = remark
-            return drafter
+            made = drafter(context)
+            made.remark = remark
+            return made
         except BaseException:
             context.close()
             raise
@@ -222,10 +220,8 @@ def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | N
     return f"{trained}: beyond, it drafts {beyond}"
 
 
-def _by_text(
-    expression: Expression, env: DraftEnvironment
-) -> Callable[[Context, MakeSource], Drafter]:
-    """Return the maker of drafters that share no more than text with the target."""
+def _length_of_text(expression: Expression, env: DraftEnvironment) -> int:
+    """Return how many tokens are drafted by a drafter that shares only text with the target."""
     options = options_of(expression)
     for name in (*TREE_OPTIONS, "p_min"):
         if options.optional(name) is not None:
@@ -236,14 +232,7 @@ def _by_text(
     if options.optional("sampling") not in (None, "argmax"):
         raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")
     n = options.length("n")
-
-    def drafter(context: Context, _: MakeSource) -> Drafter:
-        count = env.bounded(USUAL_LENGTH) if n is None else n
-        return RetokenisedDrafter(
-            context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)
-        )
-
-    return drafter
+    return env.bounded(USUAL_LENGTH) if n is None else n
 
 
 def open_draft_model(path: Path, env: DraftEnvironment) -> Model:
