@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.every_drafter import DRAFTERS, named
-from support.tiny_models import F32
+from support.tiny_models import F32, fresh_logits
 
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.round import DraftRequest
@@ -94,7 +95,7 @@ def plain(files: dict[str, Path]) -> Callable[[str], Texts]:
 
 def texts(files: dict[str, Path], target: str, drafter: str) -> tuple[Texts, int]:
     """The texts of a drafter after an abandoned one, without those in which it drew; and how many
-    drafts were accepted."""
+    drafts were accepted. The target's cache is then that of a fresh evaluation."""
     found, accepted, drew = Texts(), 0, [False]
     with Runtime(files[target], named(drafter, files), **F32) as runtime:
         propose = runtime.session.drafter.propose
@@ -117,6 +118,11 @@ def texts(files: dict[str, Path], target: str, drafter: str) -> tuple[Texts, int
             accepted += result.stats.accepted
             if params.is_greedy or not drew[0]:
                 found[name] = result.token_ids
+        session, text = runtime.session, runtime.session.conversation
+        text.tokens += [7] * (text.n_cached == len(text.tokens))  # an end token was the last
+        row = session.target.evaluate(text, DraftTree()).logits(0)
+        wanted = fresh_logits(runtime.model, text.tokens)[-1]
+        np.testing.assert_allclose(row, wanted, atol=1e-4)
         last = runtime.generate(LONG, GREEDY)
         assert last.finish_reason in ("length", "stop")
         found["to the end of the context"] = last.token_ids

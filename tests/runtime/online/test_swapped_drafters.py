@@ -157,13 +157,6 @@ def test_the_buffer_holds_the_targets_rows_where_drafts_were_rejected(learning: 
         np.testing.assert_allclose(answer.log_probs[place], logs, atol=2e-2)
 
 
-def test_without_the_flag_nothing_is_noted(tiny_model, drafter) -> None:
-    with Runtime(tiny_model, drafter, **F32) as runtime:
-        runtime.generate(QUESTION, GREEDY, max_tokens=8)
-        assert runtime.rejections is None
-        assert runtime.session.rejections is None
-
-
 def test_the_text_stays_and_the_caches_begin_anew(learning: Runtime, tiny_model) -> None:
     with Runtime(tiny_model, "none", **F32) as plain:
         wanted = [plain.generate(QUESTION, p, max_tokens=20).token_ids for p in (GREEDY, WARM)]
