@@ -143,9 +143,6 @@ class RejectionBuffer:
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, kept_tokens: int = KEPT_TOKENS) -> None:
-        if most_bytes < 1 or kept_tokens < 1:
-            sizes = f"{most_bytes} bytes and {kept_tokens} tokens a distribution"
-            raise OptionError(f"a buffer has {sizes}: give 1 or more of each")
         self.most_bytes, self.kept_tokens = most_bytes, kept_tokens
         self._answers: deque[RejectedAnswer] = deque()
         self.n_bytes = 0
@@ -173,12 +170,6 @@ class RejectionBuffer:
         self.n_bytes += answer.n_bytes
         while self.n_bytes > self.most_bytes:
             self.n_bytes -= self._answers.popleft().n_bytes
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._answers.clear()
-        self.n_bytes = 0
-        self.n_changes += 1  # it is another buffer now
 
 
 # == The file of a replay buffer ===================================================================

@@ -129,7 +129,7 @@ class SpelledModelSource(DraftModelSource):
 
     def __init__(self, context: Context, shape: Topology | DynamicShape, tokens: TokenMap) -> None:
         super().__init__(context, shape, target_vocab_size=context.model.vocabulary.size)
-        self._map, self._cuts_rows = tokens, True
+        self._map, self._cuts_rows, self._own_size = tokens, True, 0  # all tokens are mapped
         self._ends: list[int] = []  # of cached tokens, and maybe of some that were cut since
 
     def cells(self, length: int) -> int:
@@ -148,10 +148,6 @@ class SpelledModelSource(DraftModelSource):
     def known(self, token: int) -> int:
         """Return the drafter's token for a shared one."""
         return self._map.spelled(token)[0]
-
-    def all_known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the result of `known` for each."""
-        return [*map(self.known, tokens)]
 
     def shared(self, logits: Logits) -> Logits:
         """Return a row by the target's ids, -inf if the drafter has no such token."""

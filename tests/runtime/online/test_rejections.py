@@ -98,8 +98,6 @@ def test_the_oldest_answers_make_room() -> None:
     assert all(map(same, buffer, answers[-len(buffer) :]))
     buffer.add(an_answer(99, n_tokens=100_000))
     assert all(map(same, buffer, answers[-len(buffer) :]))
-    buffer.clear()
-    assert (len(buffer), buffer.n_bytes, buffer.n_places) == (0, 0, 0)
 
 
 def test_what_is_saved_is_what_is_read_and_only_the_owner_reads_it(tmp_path: Path) -> None:
