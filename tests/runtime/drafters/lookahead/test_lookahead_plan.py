@@ -12,7 +12,13 @@ from specrun.runtime.drafters.lookahead import (
     kind_of,
     planned_width,
 )
-from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, MatchAcceptance
+from specrun.runtime.planning import (
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+    MatchAcceptance,
+    typical_curve,
+)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.425, 1.0])
@@ -49,6 +55,12 @@ def test_a_steep_machine_does_not_look_ahead_and_a_flat_one_looks_far() -> None:
     assert planned_width(CostCurve.flat([1.0, 2.0]), 5) == 0
     assert 1 <= planned_width(TYPICAL_GPU, 5) <= 15
     assert planned_width(CostCurve.flat([1.0, 1.0]), 5) == 15
+
+
+def test_typical_curves_stand_for_what_was_not_measured() -> None:
+    assert typical_curve(0) is TYPICAL_CPU
+    assert typical_curve(3) is TYPICAL_GPU
+    assert typical_curve(-1) is TYPICAL_GPU  # all layers
 
 
 def test_acceptance_is_the_share_of_hits_by_match_and_rank() -> None:
