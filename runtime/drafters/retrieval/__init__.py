@@ -13,7 +13,6 @@ from specrun.runtime.drafters.retrieval.continuation import (
     MATCH_PRIORS,
     Continuation,
     Evidence,
-    Standing,
     TreeLimits,
     continuation_tree,
     teach,

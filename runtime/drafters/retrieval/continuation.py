@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Self
+from typing import Self
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.likely_trees import Guess, TreeLimits, grow_likely, most_worthwhile
@@ -44,17 +44,9 @@ class Evidence(IntEnum):
     REALIGNED = 4
     """The place that the text had left for an edit; its match begins anew behind that."""
 
-
-class Standing(NamedTuple):
-    """The facts of a place in a draft: the evidence, and the length of the best match there."""
-
-    evidence: Evidence
-    length: int
-
-    @property
-    def kind(self) -> int:
-        """The number of this kind in `MatchAcceptance`: the lengths of an evidence in a row."""
-        return self.evidence * (LONGEST_MATCH + 1) + min(self.length, LONGEST_MATCH)
+    def kind(self, length: int) -> int:
+        """Return the number in `MatchAcceptance` of matches so long: an evidence's in a row."""
+        return self * (LONGEST_MATCH + 1) + min(length, LONGEST_MATCH)
 
 
 # Before anything was seen: the odds that a match of L tokens holds are L ** slope / doubt.
@@ -81,7 +73,7 @@ def _priors(evidence: Evidence, length: int) -> list[float]:
 MATCH_PRIORS = [
     _priors(evidence, length) for evidence in Evidence for length in range(LONGEST_MATCH + 1)
 ]
-"""By kind (`Standing.kind`) and rank."""
+"""By kind (`Evidence.kind`) and rank."""
 
 
 # == Trees of continuations ========================================================================
@@ -148,7 +140,7 @@ def likely_nodes(
     if len(continuations) == 1:  # the usual case by far: its trie is a chain
         alone, path, chain = continuations[0], 1.0, list[Guess]()
         tokens = alone.tokens[: min(limits.nodes, limits.depth)]
-        kinds = [_standing_alone(alone, depth).kind for depth in range(len(tokens))]
+        kinds = [_kind(continuations, depth) for depth in range(len(tokens))]
         for depth, (token, chance) in enumerate(zip(tokens, trust.chances(kinds), strict=True)):
             path *= chance
             if path < _LEAST_PROBABILITY:
@@ -165,7 +157,7 @@ def likely_nodes(
         alive = [continuation for continuation in through if len(continuation.tokens) > depth]
         if not alive:
             return
-        kind = _standing(alive, depth).kind
+        kind = _kind(alive, depth)
         for rank, (token, own) in enumerate(_ranked(alive, depth)):
             yield token, trust.chance(kind, rank), (depth + 1, own)
 
@@ -184,7 +176,7 @@ def teach(
         ranked = _ranked(alive, depth)
         rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
         # Before the continuations that failed are dropped: the estimate was made with all of them.
-        trust.learn([_standing(alive, depth).kind] * len(ranked), rank)
+        trust.learn([_kind(alive, depth)] * len(ranked), rank)
         if rank is None:
             return
         alive = ranked[rank][1]
@@ -202,38 +194,27 @@ def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequen
     return sorted(groups.items(), key=lambda group: -sum(place.votes for place in group[1]))
 
 
-def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
-    """Return how long the best match is at `depth`, and the evidence for its continuation."""
+def _kind(alive: Sequence[Continuation], depth: int) -> int:
+    """Return the kind of the best match's continuation at `depth`."""
     # Only the longest matches are evidence; shorter ones are among the votes.
     best = alive
     if len(alive) > 1:
         longest = max(continuation.reach for continuation in alive)
         best = [continuation for continuation in alive if continuation.reach == longest]
     first, length = best[0], best[0].match + depth
-    if len(best) == 1 or (first.realigned and length < FOUND_AGAIN):
-        return _standing_alone(first, depth)
-    if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
-        # Without a majority every rank has only a share of the trust.
-        majority = _has_majority(best, depth)
-        return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
-    return Standing(Evidence.SEVERAL_PLACES, length)
-
-
-def _standing_alone(best: Continuation, depth: int) -> Standing:
-    """Return that if one continuation is the best."""
-    length = best.match + depth
-    if best.realigned and length < FOUND_AGAIN:
-        return Standing(Evidence.REALIGNED, length)
-    return Standing(Evidence.ONE_PLACE if best.weight <= 1.0 else Evidence.SEVERAL_PLACES, length)
-
-
-def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
-    """Return whether one token comes next in most of the places."""
+    if first.realigned and length < FOUND_AGAIN:
+        return Evidence.REALIGNED.kind(length)
+    if len(best) == 1:
+        return (Evidence.ONE_PLACE if first.weight <= 1.0 else Evidence.SEVERAL_PLACES).kind(length)
     weights: dict[int, float] = {}
-    for continuation in alive:
+    for continuation in best:
         token = continuation.tokens[depth]
         weights[token] = weights.get(token, 0.0) + continuation.weight
-    return max(weights.values()) >= _MAJORITY * sum(weights.values())
+    if len(weights) == 1:
+        return Evidence.SEVERAL_PLACES.kind(length)
+    # Without a majority every rank has only a share of the trust.
+    majority = max(weights.values()) >= _MAJORITY * sum(weights.values())
+    return (Evidence.MOST_PLACES if majority else Evidence.DISAGREEING).kind(length)
 
 
 class ContinuationDrafter(Drafter):

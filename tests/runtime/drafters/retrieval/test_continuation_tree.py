@@ -12,7 +12,6 @@ from specrun.runtime.drafters.retrieval import (
     MATCH_PRIORS,
     Continuation,
     Evidence,
-    Standing,
     TreeLimits,
     continuation_tree,
     teach,
@@ -34,8 +33,8 @@ CONTINUATIONS = st.lists(
 )
 
 
-def one_place(length: int) -> Standing:
-    return Standing(Evidence.ONE_PLACE, length)
+def one_place(length: int) -> int:
+    return Evidence.ONE_PLACE.kind(length)
 
 
 def trie(continuations: list[Continuation], trust: MatchAcceptance) -> dict[tuple[int, ...], float]:
@@ -62,12 +61,12 @@ def trie(continuations: list[Continuation], trust: MatchAcceptance) -> dict[tupl
                 reach, LONGEST_MATCH
             )
         rank = sorted(votes, key=lambda token: -votes[token]).index(prefix[-1])
-        known[prefix] = known[above] * trust.chance(standing_of(alive, len(above)).kind, rank)
+        known[prefix] = known[above] * trust.chance(kind_of(alive, len(above)), rank)
     del known[()]
     return known
 
 
-def standing_of(alive: list[Continuation], depth: int) -> Standing:
+def kind_of(alive: list[Continuation], depth: int) -> int:
     longest = max(continuation.match + 2 * continuation.realigned for continuation in alive)
     best = [
         continuation
@@ -76,7 +75,7 @@ def standing_of(alive: list[Continuation], depth: int) -> Standing:
     ]
     length = best[0].match + depth
     if best[0].realigned and length < 3:
-        return Standing(Evidence.REALIGNED, length)
+        return Evidence.REALIGNED.kind(length)
     if len({continuation.tokens[depth] for continuation in best}) > 1:
         tokens = {continuation.tokens[depth] for continuation in best}
         most = max(
@@ -84,9 +83,9 @@ def standing_of(alive: list[Continuation], depth: int) -> Standing:
             for token in tokens
         )
         clear = most >= 0.6 * sum(continuation.weight for continuation in best)
-        return Standing(Evidence.MOST_PLACES if clear else Evidence.DISAGREEING, length)
+        return (Evidence.MOST_PLACES if clear else Evidence.DISAGREEING).kind(length)
     several = len(best) > 1 or best[0].weight > 1
-    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+    return (Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE).kind(length)
 
 
 def prefixes_of(tree) -> list[tuple[int, ...]]:
@@ -195,18 +194,16 @@ def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
         teach(trust, found, [1])
     assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
     trust.forget()
-    assert trust.chance(one_place(2).kind) == MatchAcceptance(MATCH_PRIORS).chance(
-        one_place(2).kind
-    )
+    assert trust.chance(one_place(2)) == MatchAcceptance(MATCH_PRIORS).chance(one_place(2))
 
 
 def test_failures_of_one_length_are_a_warning_for_others():
     trust, before = MatchAcceptance(MATCH_PRIORS), MatchAcceptance(MATCH_PRIORS)
     for _ in range(4):
-        trust.learn([one_place(8).kind], None)
-    assert trust.chance(one_place(4).kind) < before.chance(one_place(4).kind)
-    assert trust.chance(Standing(Evidence.SEVERAL_PLACES, 8).kind) < before.chance(
-        Standing(Evidence.SEVERAL_PLACES, 8).kind
+        trust.learn([one_place(8)], None)
+    assert trust.chance(one_place(4)) < before.chance(one_place(4))
+    assert trust.chance(Evidence.SEVERAL_PLACES.kind(8)) < before.chance(
+        Evidence.SEVERAL_PLACES.kind(8)
     )
 
 
@@ -216,41 +213,41 @@ def test_trust_learns_along_the_path_that_was_taken():
     trust.learn = lambda kinds, rank: seen.append(([*kinds], rank))  # type: ignore[method-assign]
     teach(trust, [Continuation([1, 2, 3], 3), Continuation([1, 4], 2)], [1, 4, 5])
     # 1 follows a match of 3, 4 is second behind it; what came after that was not known.
-    assert seen == [([one_place(3).kind], 0), ([one_place(4).kind] * 2, 1)]
+    assert seen == [([one_place(3)], 0), ([one_place(4)] * 2, 1)]
     seen.clear()
     teach(trust, [Continuation([1, 2], 6), Continuation([1, 3], 6)], [1, 9])
     assert seen == [
-        ([Standing(Evidence.SEVERAL_PLACES, 6).kind], 0),
-        ([Standing(Evidence.DISAGREEING, 7).kind] * 2, None),
+        ([Evidence.SEVERAL_PLACES.kind(6)], 0),
+        ([Evidence.DISAGREEING.kind(7)] * 2, None),
     ]
     seen.clear()
     teach(trust, [Continuation([1, 2, 3, 4], 1, realigned=True)], [1, 2, 3])
     assert [kinds for kinds, _ in seen] == [
-        [Standing(Evidence.REALIGNED, 1).kind],
-        [Standing(Evidence.REALIGNED, 2).kind],
-        [one_place(3).kind],
+        [Evidence.REALIGNED.kind(1)],
+        [Evidence.REALIGNED.kind(2)],
+        [one_place(3)],
     ]
 
 
 def test_trust_is_a_probability_that_follows_what_it_sees():
     for evidence in Evidence:
-        trust, standing = MatchAcceptance(MATCH_PRIORS), Standing(evidence, 40)
+        trust, kind = MatchAcceptance(MATCH_PRIORS), evidence.kind(40)
         for rank, bound in ((0, 0.9), (None, 0.2)):
             for _ in range(100):
-                trust.learn([standing.kind] * 2, rank)
-                assert all(0.0 <= trust.chance(standing.kind, number) <= 1.0 for number in range(5))
-            assert (trust.chance(standing.kind) > bound) is (rank == 0)
+                trust.learn([kind] * 2, rank)
+                assert all(0.0 <= trust.chance(kind, number) <= 1.0 for number in range(5))
+            assert (trust.chance(kind) > bound) is (rank == 0)
     fresh = MatchAcceptance(MATCH_PRIORS)
-    expected = [fresh.chance(one_place(length).kind) for length in (1, 2, 5, 16)]
+    expected = [fresh.chance(one_place(length)) for length in (1, 2, 5, 16)]
     assert expected == sorted(expected)
     assert expected[-1] > 0.85
 
 
 def test_of_what_disagrees_each_rank_is_learnt_for_itself():
-    trust, split = MatchAcceptance(MATCH_PRIORS), Standing(Evidence.DISAGREEING, 4)
+    trust, split = MatchAcceptance(MATCH_PRIORS), Evidence.DISAGREEING.kind(4)
     for number in range(60):
-        trust.learn([split.kind] * 3, (0, 1, None)[number % 3])
-    assert trust.chance(split.kind, 0) == pytest.approx(1 / 3, abs=0.15)
-    assert trust.chance(split.kind, 1) == pytest.approx(1 / 3, abs=0.15)
-    assert trust.chance(split.kind, 2) < 0.1
-    assert sum(trust.chance(split.kind, rank) for rank in range(3)) <= 1.0
+        trust.learn([split] * 3, (0, 1, None)[number % 3])
+    assert trust.chance(split, 0) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.chance(split, 1) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.chance(split, 2) < 0.1
+    assert sum(trust.chance(split, rank) for rank in range(3)) <= 1.0
