@@ -54,30 +54,23 @@ class NgramIndex:
         while sizes[-1] < max_ngram:
             sizes.append(min(2 * sizes[-1], max_ngram))
         self.sizes = tuple(sizes)
-        self._held: _Indexed | None = None
-
-    @property
-    def _indexed(self) -> _Indexed:
-        # Made when it is needed: every change leaves nothing behind while it is under way.
-        held = self._held
-        if held is None:
-            held = self._held = _Indexed(len(self.sizes))
-        return held
+        self._indexed = _Indexed(len(self.sizes))
 
     @property
     def tokens(self) -> list[int]:
         """The text, which only the index changes."""
-        return (self._held or self._indexed).tokens
+        return self._indexed.tokens
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._held = None
+    def clear(self) -> _Indexed:
+        """Forget everything; return it."""
+        indexed, self._indexed = self._indexed, _Indexed(len(self.sizes))
+        return indexed
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens."""
         if not new:
             return
-        indexed, self._held = self._held or self._indexed, None
+        indexed = self.clear()
         tokens, start = indexed.tokens, len(indexed.tokens)
         tokens.extend(new)
         for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
@@ -89,11 +82,11 @@ class NgramIndex:
                 key = hash(tuple(tokens[end - size : end]))
                 links.append(latest.get(key, 0))
                 latest[key] = end
-        self._held = indexed
+        self._indexed = indexed
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
-        indexed, self._held = self._indexed, None
+        indexed = self.clear()
         for size, latest, links in zip(self.sizes, indexed.latest, indexed.links, strict=True):
             # From the end back, or a link would be restored to a place that is gone too.
             for end in range(len(indexed.tokens), max(length, 0), -1):
@@ -108,7 +101,7 @@ class NgramIndex:
                     else:
                         del latest[key]
         del indexed.tokens[max(length, 0) :]
-        self._held = indexed
+        self._indexed = indexed
 
     def matches(self, count: int) -> list[tuple[int, int]]:
         """Return up to `count` earlier places most like the text's end: (next position, match).
@@ -117,7 +110,7 @@ class NgramIndex:
         `count`. Longer matches come first, later ones first among equals; lengths are counted
         up to twice the largest size.
         """
-        indexed, sizes = self._held or self._indexed, self.sizes
+        indexed, sizes = self._indexed, self.sizes
         end = len(indexed.tokens)
         found: dict[int, int] = {}
         for level in range(len(sizes) - 1, -1, -1):
@@ -143,7 +136,7 @@ class NgramIndex:
 
     def may_match(self, tokens: Sequence[int]) -> bool:
         """Return whether tokens that would follow the text may end as an earlier place of it."""
-        indexed, size = self._held or self._indexed, self.sizes[0]
+        indexed, size = self._indexed, self.sizes[0]
         end = [*indexed.tokens[-size:], *tokens]
         return hash(tuple(end[-size:])) in indexed.latest[0]
 
@@ -163,7 +156,7 @@ class NgramIndex:
         A fork is a place inside the match, not far back, whose own match had been followed by
         something else before.
         """
-        indexed = self._held or self._indexed
+        indexed = self._indexed
         tokens, end = indexed.tokens, len(indexed.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
             level = bisect_right(self.sizes, match - back) - 1
