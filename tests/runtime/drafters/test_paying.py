@@ -623,18 +623,6 @@ def test_nothing_is_timed_under_rules_that_are_not_exact(tiny_model: Path) -> No
             assert isinstance(runtime.session.drafter, TimedDrafter) is timed
 
 
-def test_texts_are_plain_decodings_own_on_a_real_clock(tiny_model: Path) -> None:
-    """Whatever is stopped when: in float32 the text does not hang on it."""
-    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 3
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, seed=3)
-        said = []
-        for drafter in ("none", "prompt-lookup(min_ngram=1)", "jacobi", "lookahead(window=2)"):
-            with Runtime(tiny_model, drafter, **F32) as runtime:
-                said.append(runtime.generate(prompt, params, max_tokens=60).token_ids)
-        assert said == [said[0]] * 4
-
-
 @pytest.mark.parametrize("drafter", ["jacobi", "lookahead(window=2)"])
 def test_a_drafter_that_reads_logits_says_so_when_it_is_timed(
     tiny_model: Path, drafter: str

@@ -17,7 +17,7 @@ from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime import Runtime
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
 from specrun.runtime.drafters.dflash.source import BlockState
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleState
@@ -124,22 +124,6 @@ def test_an_interrupt_while_cells_move_leaves_nothing_known(
     fresh = states(0)
     fresh.learn(state.base, TEXT)
     assert np.abs(shown.after(TEXT) - fresh.after(TEXT)).max() < 1e-5
-
-
-@pytest.mark.parametrize("drafter", ["dflash({}, n=4", "eagle3({}, depth=4, topk=2, nodes=6"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_text_is_plain_decodings_own(
-    files: dict[str, Path], drafter: str, temperature: float
-) -> None:
-    params = SamplingParams(temperature=temperature, seed=5)
-    prompt, texts = list(range(6, 40)), []
-    name = drafter.split("(")[0]
-    for given in ("none", f"{drafter.format(files[name])}, window=9)"):
-        with Runtime(files["target"], drafter=given, **{**F32, "n_ctx": 128}) as runtime:
-            found = runtime.generate(prompt, params, max_tokens=40)
-            texts.append(found.token_ids)
-    assert texts[0] == texts[1]
-    assert found.stats.drafted > 20
 
 
 def test_a_window_of_nothing_is_refused(files: dict[str, Path]) -> None:
