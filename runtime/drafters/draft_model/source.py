@@ -80,7 +80,7 @@ class DraftModelSource(Source):
         """Return the result of `known` for each."""
         return tokens if max(tokens) < self._own_size else [*map(self.known, tokens)]
 
-    def shared(self, logits: Logits) -> Logits:
+    def cut_row(self, logits: Logits) -> Logits:
         """Return a row cut to the tokens of both models, a view."""
         return logits[: self._shared_size] if self._cuts_rows else logits
 
@@ -88,7 +88,7 @@ class DraftModelSource(Source):
         """Return the first `count` rows of an evaluation so, views."""
         if isinstance(rows, Rows) and not self._cuts_rows:
             return rows.first(count)
-        return [self.shared(rows.logits(row)) for row in range(count)]
+        return [self.cut_row(rows.logits(row)) for row in range(count)]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""
@@ -106,7 +106,7 @@ class DraftModelSource(Source):
             rows = self.context.decode(self.batch)
             self.cached.extend(piece)
             self._changing = False
-        return self.shared(rows.logits(0))
+        return self.cut_row(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
@@ -297,7 +297,7 @@ class DraftModelSource(Source):
         if self._unread:
             self._ask_piece()
             return None
-        return self.shared(rows.logits(0))
+        return self.cut_row(rows.logits(0))
 
     @property
     def native_seconds(self) -> float:

@@ -149,7 +149,7 @@ class SpelledModelSource(DraftModelSource):
         """Return the drafter's token for a shared one."""
         return self._map.spelled(token)[0]
 
-    def shared(self, logits: Logits) -> Logits:
+    def cut_row(self, logits: Logits) -> Logits:
         """Return a row by the target's ids, -inf if the drafter has no such token."""
         return self._map.row(logits)
 
@@ -170,7 +170,7 @@ class SpelledModelSource(DraftModelSource):
         self._ends += [*accumulate(map(len, spelled), initial=start)][1:]
         self.cached.extend(tokens)
         self._changing = False
-        return self.shared(rows.logits(0))
+        return self.cut_row(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits [target vocab]."""
