@@ -198,13 +198,15 @@ def test_a_cascades_bounded_cache_stays_true(models: Path, target: Model, drafte
 
 @pytest.mark.parametrize("drafter", DRAWN)
 def test_drafts_beside_a_moving_window_are_those_of_other_drafts(
-    models: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+    models: Path, drafter: str
 ) -> None:
     said: list[object] = []
     for is_plain in (True, False):
-        with open_pair(models, drafter) as runtime, monkeypatch.context() as patch:
-            if not is_plain:
-                patch.setattr(GrowingDrafter, "_new_way", lambda _, params: (params, False, None))
+        with open_pair(models, drafter) as runtime:
+            growing = runtime.session.drafter
+            assert isinstance(growing, GrowingDrafter)
+            assert growing._is_plain
+            growing._is_plain = is_plain
             result = runtime.generate(PROMPT, SamplingParams(seed=3), max_tokens=80)
             stats = result.stats
             said.append((result.token_ids, stats.rounds, stats.drafted, stats.accepted))
