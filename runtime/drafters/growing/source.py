@@ -90,8 +90,6 @@ class Source(ABC):
     layer_inputs: tuple[int, ...] = ()
     reads_logits = False
     embedding_inputs: EmbeddingInputs | None = None
-    n_params = 0
-    depth_params = 0.0
 
     keeps_rows = True
     """Whether its rows are whole, for rules that read them."""
@@ -109,6 +107,10 @@ class Source(ABC):
     """Whether it may name a whole tree of best tokens at once: `named`."""
     names_all_depths = False
     """Whether `named` costs the same at every depth."""
+    n_params = 0
+    """The parameters of the method's own models."""
+    depth_params = 0.0
+    """The parameters that a depth of a draft multiplies."""
 
     # -- the text ----------------------------------------------------------------------------------
 
