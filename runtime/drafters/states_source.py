@@ -7,9 +7,10 @@ and over a prompt those that the target had not cached.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
@@ -46,16 +47,36 @@ StateT = TypeVar("StateT", bound=TextRows[Any])
 
 
 class StatesSource(Source, Generic[StateT]):
-    """One conversation's rows of a head: `state`, in `cells` that it owns."""
+    """One conversation's rows of a head: `state`, in `cells` that it owns.
 
-    def __init__(self, state: StateT, cells: Cells, n_params: int, depth_params: float) -> None:
+    The rows are the target's inputs of its NextN blocks, those of the layers `taps` one after the
+    other, in the head's own order, or without either its final hidden states.
+    """
+
+    def __init__(
+        self,
+        state: StateT,
+        cells: Cells,
+        n_params: int,
+        depth_params: float,
+        taps: Sequence[int] = (),
+    ) -> None:
         self.state, self._owned = state, cells
         self._n_params, self._depth_params = n_params, depth_params
+        self._taps, self.layer_inputs = taps, tuple(sorted(set(taps)))
+        self.needs_hidden_states = not (taps or self.needs_nextn_states)
         self._prompt: list[int] = []
 
-    @abstractmethod
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+    def _read(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of the target's states at these rows."""
+        if self.needs_hidden_states:
+            return rows.hidden_states(wanted)
+        if self.needs_nextn_states:
+            return np.stack([rows.nextn_state(row) for row in wanted])
+        taps = self._taps
+        return np.stack(
+            [np.concatenate([rows.layer_input(row, n) for n in taps]) for row in wanted]
+        )
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the states of the prompt's common part with the last text."""
@@ -75,7 +96,7 @@ class StatesSource(Source, Generic[StateT]):
             return
         if not held.reads_all:  # earlier states would be copied and never read
             wanted = wanted[-1:]
-        states = self.read_states(rows, wanted)
+        states = self._read(rows, wanted)
         held.learn(start + count - len(wanted), states, self._prompt)
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -87,7 +108,7 @@ class StatesSource(Source, Generic[StateT]):
         if not held.reads_all:  # as over a prompt
             wanted = wanted[-1:]
         start = len(tokens) - len(wanted) - (outcome.next_token is not None)
-        held.learn(start, self.read_states(outcome.rows, wanted), tokens)
+        held.learn(start, self._read(outcome.rows, wanted), tokens)
 
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVarTuple
+from typing import Any, Generic, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,26 +46,13 @@ def filled_width(n: int) -> int:
     return n if n > _WIDTHS[-1] else _WIDTHS[bisect_left(_WIDTHS, n)]
 
 
-def first_rows(rows: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Return a copy of the first n rows."""
-    return rows.copy() if len(rows) == n else rows[:n].copy()
-
-
-class Timed(Protocol):
-    """A device, or heads on one."""
-
-    @property
-    def native_seconds(self) -> float:
-        """Seconds in native evaluation so far."""
-
-
 class NativeShare:
     """Counts the native `seconds` of a `device` inside its `with` blocks; they do not nest.
 
     So each of the conversations that share a head has its own native time.
     """
 
-    def __init__(self, device: Timed) -> None:
+    def __init__(self, device: ComputeDevice) -> None:
         self.seconds = 0.0
         self.device = device
         self._before = 0.0
@@ -116,29 +103,31 @@ Key = TypeVarTuple("Key")
 
 
 class LengthGraphs(Generic[*Key]):
-    """Graphs over a cache that are kept to be run again: all read the same number of its cells.
+    """Graphs over a cache that are kept to be run again: of the last `n_lengths` numbers of cells.
 
-    `build` makes one when it is first needed, from the length and the other differences of
-    graphs.
+    `build` makes one when it is first needed, from the number of cells that it reads and the other
+    differences of graphs. Each has memory of its own: those of all lengths of a long text would be
+    gigabytes, and a text that has outgrown one does not come back to it soon.
     """
 
-    def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
-        self._build = build
-        self._graphs: dict[tuple[*Key], Graph] = {}
-        self._length = 0
+    def __init__(self, build: Callable[[int, *Key], Graph], n_lengths: int = 1) -> None:
+        self._build, self._n_lengths = build, n_lengths
+        self._graphs: dict[tuple[int, *Key], Graph] = {}
+        self._lengths: list[int] = []  # the newest last
 
     def __len__(self) -> int:
         """Return how many graphs are kept."""
         return len(self._graphs)
 
-    def get(self, length: int, key: tuple[*Key]) -> Graph:
-        """Return the graph that reads `length` cells; those of another length are closed."""
-        if length != self._length:  # a text that has outgrown one does not come back to it soon
-            LengthGraphs.close(self)
-            self._length = length
-        graph = self._graphs.get(key)
+    def get(self, length: int, *key: *Key) -> Graph:
+        """Return the graph that reads `length` cells."""
+        graph = self._graphs.get((length, *key))
         if graph is None:
-            graph = self._graphs[key] = self._build(length, *key)
+            if length not in self._lengths:
+                self._lengths = [*self._lengths, length][-self._n_lengths :]
+                for old in [old for old in self._graphs if old[0] not in self._lengths]:
+                    self._graphs.pop(old).close()
+            graph = self._graphs[length, *key] = self._build(length, *key)
         return graph
 
     def close(self) -> None:
@@ -351,28 +340,21 @@ def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare:
     graph.filled = count
 
 
-class LayerTensors(Protocol):
-    """A layer's tensors by the names above."""
+class LayerWeights:
+    """A layer's tensors by the names above, which `find` finds by the whole ones, or does not."""
+
+    def __init__(self, find: Callable[[str], Tensor | None], prefix: str) -> None:
+        self._find, self._prefix = find, prefix
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor that is there."""
+        tensor = self.get(name)
+        if tensor is None:
+            raise KeyError(self._prefix + name)
+        return tensor
 
     def get(self, name: str) -> Tensor | None:
         """Return an optional tensor, None if there is none."""
-
-
-class LayerWeights:
-    """A layer's tensors by the names above, among those of a whole head."""
-
-    def __init__(self, store: TensorStore, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-
-    def __getitem__(self, name: str) -> Tensor:
-        return Tensor(self._store[self._prefix + name])
-
-    def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None if the head has none."""
-        return self[name] if self._prefix + name in self._store else None
+        return self._find(self._prefix + name)
 
 
 def layer_attention(file: HeadFile) -> AttentionSizes:
@@ -420,7 +402,7 @@ def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -
 
 def decoder_layer(
     builder: GraphBuilder,
-    weights: LayerTensors,
+    weights: LayerWeights,
     x: Tensor,
     residual: Tensor,
     places: Places,

@@ -62,10 +62,8 @@ class TextRows(Generic[Said]):
 
     With a `window` at most so many rows are kept. `drop(n, position)` then takes the first n, which
     begin at a position, out of their cells, and those behind move up; n is a multiple of `step`.
+    `reads_all`: the rows of all positions are wanted; otherwise the last one's is enough.
     """
-
-    reads_all = True
-    """Whether the rows of all positions are wanted; otherwise the last one's is enough."""
 
     def __init__(
         self,
@@ -77,9 +75,10 @@ class TextRows(Generic[Said]):
         window: int = 0,
         drop: Callable[[int, int], None] = lambda *_: None,
         step: int = 1,
+        reads_all: bool = True,
     ) -> None:
         self._evaluate, self._n_cells, self._ahead = evaluate, n_cells, ahead
-        self._chunk, self.window = chunk, window
+        self._chunk, self.window, self.reads_all = chunk, window, reads_all
         self._drop, self._step = drop, step
         self._most = min(window or n_cells, n_cells)
         # Rows belong to the beginning of it that they depend on. Later cells mean nothing: an

@@ -67,7 +67,7 @@ class ParallelCells:
         n, start, count = len(tokens), piece.position, piece.count
         sees = np.tri(n, dtype=np.bool_)
         places = range(start, start + n), range(count, count + n), count, sees
-        return self.pairs.evaluate_features(tokens, given, places)
+        return self.pairs.evaluate(tokens, given, places, real=True)
 
     def ask(self, last: int, position: int, n_slots: int) -> None:
         """Raise: every conversation has cells of its own."""

@@ -148,11 +148,11 @@ class EagleHead(PairHead):
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's output for fc [embedding; state] + b, twice: it is read as it is."""
         # The embedding comes first, as in cnets.py: fc's columns are in that order.
-        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
-        if "eagle.fc.bias" in self._weights:
-            x = builder.add(x, self._weight("fc.bias"))
+        x = builder.mul_mat(self._layer["fc.weight"], builder.concat(tokens, states))
+        bias = self._layer.get("fc.bias")
+        x = x if bias is None else builder.add(x, bias)
         # x is its own residual, without an input norm: the layer of EAGLE-1 has none.
-        x = self._layer(builder, x, x, places)
+        x = decoder_layer(builder, self._layer, x, x, places, self.sizes.norm_eps)
         return x, x
 
 
@@ -432,34 +432,34 @@ class Eagle3Head(PairHead):
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
         """Return the taps joined into states: norms if the head has them, then `fc`."""
-        eps = self.sizes.norm_eps
-        if FEATURES_NORM in self._weights:
-            features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
-        if "fc_norm.0.weight" in self._weights:
+        weights, eps = self._file, self.sizes.norm_eps
+        norm = weights.get(FEATURES_NORM)
+        if norm is not None:
+            features = builder.rms_norm(features, norm, eps)
+        if weights.get("fc_norm.0.weight") is not None:
             width = self.sizes.features // len(self.taps)
             normed = []
             for tap in range(len(self.taps)):
                 own = builder.contiguous(builder.columns(features, tap * width, width))
-                weight = Tensor(self._weights[f"fc_norm.{tap}.weight"])
-                normed.append(builder.rms_norm(own, weight, eps))
+                normed.append(builder.rms_norm(own, weights[f"fc_norm.{tap}.weight"], eps))
             features = functools.reduce(builder.concat, normed)
-        return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
+        return builder.mul_mat(weights["fc.weight"], features)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's result for [norm(embedding); norm(state)]; see the module."""
-        eps = self.sizes.norm_eps
-        tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
-        normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
+        eps, factors = self.sizes.norm_eps, self._file.get(ROPE_FACTORS)
+        tokens = builder.rms_norm(tokens, self._layer["attn_norm.weight"], eps)
+        normed = builder.rms_norm(states, self._layer["attn_norm_2.weight"], eps)
         residual = normed if self._norm_before_residual else states
-        factors = self._own(ROPE_FACTORS)
-        z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
+        x = builder.concat(tokens, normed)
+        z = decoder_layer(builder, self._layer, x, residual, places, eps, factors)
         for layer in range(1, self.sizes.n_layers):
-            weights = LayerWeights(self._weights, f"blk.{layer}.")
+            weights = LayerWeights(self._weights.find, f"blk.{layer}.")
             x = builder.rms_norm(z, weights["attn_norm.weight"], eps)
             z = decoder_layer(builder, weights, x, z, places, eps, factors, layer)
-        read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
+        read = builder.rms_norm(z, self._file["output_norm.weight"], eps)
         # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
         return (read if self._norm_output else z), read
 

@@ -20,9 +20,7 @@ from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
 from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
-from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DynamicShape, Topology
-from specrun.runtime.trees.tree import ROOT
 
 # == The source of rows ============================================================================
 #
@@ -44,11 +42,11 @@ class HydraState(TextRows[FloatRows]):
     no row lies in a cell anywhere, there is room for all, and only the last one is read.
     """
 
-    def __init__(self, heads: HydraCells) -> None:
-        # Without a prefix layer nothing lies in cells, so nothing limits the text.
-        n_cells = sys.maxsize if heads.prefix is None else heads.prefix.n_cells
-        super().__init__(self._evaluate_states, n_cells, ahead=0)
-        self._heads, self.reads_all = heads, heads.prefix is not None
+    def __init__(self, cells: HydraCells) -> None:
+        prefix = cells.prefix
+        n_cells = sys.maxsize if prefix is None else prefix.n_cells
+        super().__init__(self._evaluate_states, n_cells, ahead=0, reads_all=prefix is not None)
+        self._cells = cells
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
         """Return the children in a plan's tree after the last token of a text, evaluated at once.
@@ -58,7 +56,7 @@ class HydraState(TextRows[FloatRows]):
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None
-        named = self._heads.tree(plan, piece, tokens[-1])
+        named = self._cells.tree(plan, piece, tokens[-1])
         if named is not None:
             self.settle(piece)
         return named
@@ -71,22 +69,22 @@ class HydraState(TextRows[FloatRows]):
         return True
 
     def _evaluate_states(self, piece: RowPiece) -> FloatRows:
-        state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]
+        state: FloatRows = self._cells.states(piece.rows, piece.position, piece.count)[-1]
         return state
 
 
 class HydraSource(StatesSource[HydraState]):
     """Hydra's heads below the target's own token, from the hidden state that it came from."""
 
-    needs_hidden_states = True
     names_trees = True
 
     def __init__(self, cells: HydraCells) -> None:
-        super().__init__(HydraState(cells), cells, cells.n_params, cells.depth_params)
-        self._heads, self.keeps_rows = cells, cells.whole_rows
-        self._read: FloatRows | None = None  # the state that the heads read
-        self._last, self._whole = 0, False
-        self._paths: list[list[int]] = []  # of the nodes, from the text's last token on
+        head = cells.head
+        super().__init__(HydraState(cells), cells, head.n_params, head.depth_params)
+        self._cells, self.keeps_rows = cells, head.whole_rows
+        self._read_state: FloatRows | None = None
+        self._whole = False
+        self._paths: list[list[int]] = []  # of the root and the nodes, from the last token on
 
     def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
         """Name a tree in one graph, if the heads have one."""
@@ -94,31 +92,24 @@ class HydraSource(StatesSource[HydraState]):
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the first head; None if the state before the last token is unknown."""
-        self._read, self._last = self.state.said(request.tokens), request.tokens[-1]
+        self._read_state = self.state.said(request.tokens)
         self._whole = self.keeps_rows and request.keep not in ("nothing", "points")
-        self._paths = []
-        return None if self._read is None else self._rows([[self._last]])
+        self._paths = [[request.tokens[-1]]]
+        return None if self._read_state is None else self._rows(self._paths)
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate the head of a depth for all paths; None below the last head."""
-        first = len(self._paths)
-        for parent, token in zip(parents, tokens, strict=True):
-            path = self._paths[parent] if parent != ROOT else [self._last]
-            self._paths.append([*path, token])
-        if len(self._paths[first]) > self._heads.n_prepared:
-            return None
-        return self._rows(self._paths[first:])
+        above = [self._paths[parent + 1] for parent in parents]
+        paths = [[*path, token] for path, token in zip(above, tokens, strict=True)]
+        self._paths += paths
+        return self._rows(paths) if len(paths[0]) <= self._cells.head.n_prepared else None
 
     def _rows(self, paths: Sequence[Sequence[int]]) -> NodeRows:
-        assert self._read is not None
+        assert self._read_state is not None
         if not self._whole:
-            return NodeRows(ranked=self._heads.best_laws(self._read, paths))
-        ranked, whole = self._heads.rows(self._read, paths)
+            return NodeRows(ranked=self._cells.best_laws(self._read_state, paths))
+        ranked, whole = self._cells.rows(self._read_state, paths)
         return NodeRows(whole, ranked)
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, hidden] of the hidden states."""
-        return rows.hidden_states(wanted)
 
 
 # == The builder of `hydra(heads.gguf, ...)` =======================================================
@@ -160,7 +151,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
     """Return the bytes that a depth reads of the heads' weights over the target's."""
-    return head.evaluated_params / head.n_heads / env.target.n_params
+    return head.depth_params / env.target.n_params
 
 
 def _shape(

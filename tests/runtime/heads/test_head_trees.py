@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.head_chains import eagle_drafter, hydra_drafter
+from support.head_chains import chain_plan, eagle_drafter, hydra_drafter
 from support.tiny_models import F32
 
+from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import I32, ComputeDevice, fields
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
@@ -21,7 +22,7 @@ from specrun.runtime.drafters.eagle import head as pair_tree_module
 from specrun.runtime.drafters.eagle.head import PairTrees
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.hydra import HydraHead
-from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
+from specrun.runtime.heads import MOST_CHAIN_ROWS, MOST_DEPTHS, RowPiece, TreeGraphs, mask_below
 from specrun.runtime.heads.places import write_below
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
@@ -43,6 +44,7 @@ SHAPES: list[Topology | DynamicShape] = [
     DynamicShape(5, 3, 9),
     DynamicShape(2, 3, 5),
     DynamicShape(1, 4, 3),
+    Topology.chain(4),
 ]
 NO_GRAPH = "the head made no tree in one graph"
 
@@ -112,7 +114,7 @@ def check_rounds(
 
     once.source.state.tree = noted  # type: ignore[method-assign]
     n_features = (
-        once.source.state._cells._head.sizes.features
+        once.source.state._cells.head.sizes.features
         if isinstance(once.source, EagleSource)
         else HIDDEN
     )
@@ -287,3 +289,26 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
         assert state.tree(longer, drafter._plans.of(4)) is None
         request = DraftRequest(longer, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
         assert len(drafter.propose(request)) > 4
+
+
+def test_numbers_that_no_graph_takes(shallow: Model, tmp_path: Path) -> None:
+    row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
+    one = RowPiece([1], row[:1], 0, 0)
+    random_eagle(HIDDEN).write(tmp_path / "eagle.gguf", VOCAB)
+    random_hydra(HIDDEN, VOCAB, heads=6, prefix=True).write(tmp_path / "hydra.gguf", VOCAB)
+    eagle = EagleHead(tmp_path / "eagle.gguf", shallow, ranks=1, n_threads=1)
+    with closing(eagle), closing(eagle.cells(CELLS)) as pairs:
+        assert pairs.tree(chain_plan(2), RowPiece([1] * len(row), row, 0, 0), 1) is None
+        assert pairs.tree(chain_plan(MOST_DEPTHS + 1), one, 1) is None
+        with pytest.raises(OptionError, match="cannot hold"):
+            pairs.tree(chain_plan(2), RowPiece([1], row[:1], 0, pairs.n_cells - 1), 1)
+        with pytest.raises(OptionError, match="outside the 320 tokens"):
+            pairs.tree(chain_plan(2), RowPiece([VOCAB], row[:1], 0, 0), VOCAB)
+    hydra = HydraHead(tmp_path / "hydra.gguf", shallow, ranks=[1] * 6, n_threads=1)
+    with closing(hydra), closing(hydra.cells(CELLS)) as cells:
+        with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
+            cells.tree(chain_plan(7), one, 1)
+        with pytest.raises(OptionError, match="cannot hold"):
+            cells.tree(chain_plan(2), RowPiece([1], row[:1], 0, 768), 1)
+        with pytest.raises(OptionError, match="outside the 320 tokens"):
+            cells.tree(chain_plan(2), one, -1)

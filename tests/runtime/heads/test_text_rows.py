@@ -60,7 +60,9 @@ class SummingHead(PairChainByDepth):
         self.evaluated: list[int] = []
         self._cells = np.zeros((self.n_cells, 3))
 
-    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces, **_: object
+    ) -> EagleRows:
         positions, cells, sees = whole_places(places)
         if self.fails:
             raise KeyboardInterrupt
@@ -73,8 +75,6 @@ class SummingHead(PairChainByDepth):
         predicted = np.array([[float(digest % 101)] for digest in hashes])
         drafted = np.array([[digest % VOCAB, (digest + 1) % VOCAB] for digest in hashes], np.int32)
         return EagleRows(predicted, drafted, np.log(np.full(drafted.shape, 0.5)), None)
-
-    evaluate_features = evaluate
 
 
 class NoChains(SummingHead):

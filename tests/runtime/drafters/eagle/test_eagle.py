@@ -45,7 +45,9 @@ class TableHead(PairChainByDepth):
         self._tokens: dict[int, int] = {}
         self._positions: dict[int, int] = {}
 
-    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces, **_: object
+    ) -> EagleRows:
         positions, cells, sees = whole_places(places)
         for cell, token, position in zip(cells.tolist(), tokens, positions.tolist(), strict=True):
             self._tokens[cell], self._positions[cell] = token, position
@@ -60,8 +62,6 @@ class TableHead(PairChainByDepth):
             logits = np.log(probs)
         ordered = np.take_along_axis(logits, ranked, 1)
         return EagleRows(np.zeros((len(laws), 1)), ranked.astype(np.int32), ordered, logits)
-
-    evaluate_features = evaluate
 
     def close(self) -> None:
         pass

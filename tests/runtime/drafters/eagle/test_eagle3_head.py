@@ -108,7 +108,7 @@ def evaluated(
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
         places = POSITIONS[piece], cells[piece], 0, by_cell
         if nodes[0] < REAL:
-            rows = pairs.evaluate_features(TOKENS[piece], features[piece], places)
+            rows = pairs.evaluate(TOKENS[piece], features[piece], places, real=True)
         else:
             rows = pairs.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], places)
         states[piece] = rows.states

@@ -73,7 +73,9 @@ class FollowingHead(PairChainByDepth):
     taps: tuple[int, ...] = ()
     whole_rows: bool = True
 
-    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces, **_: object
+    ) -> EagleRows:
         positions, cells, sees = whole_places(places)
         texts = [[*decoded(state), token] for state, token in zip(states, tokens, strict=True)]
         self.texts |= dict(zip(cells.tolist(), texts, strict=True))
@@ -94,8 +96,6 @@ class FollowingHead(PairChainByDepth):
         return EagleRows(
             predicted, ranked.astype(np.int32), np.take_along_axis(logits, ranked, 1), logits
         )
-
-    evaluate_features = evaluate
 
     def close(self) -> None:
         pass
@@ -274,7 +274,9 @@ def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPat
     they see."""
     shipped: Callable[..., EagleRows] = FollowingHead.evaluate
     monkeypatch.setattr(
-        FollowingHead, "evaluate", lambda self, *given: swapped(shipped(self, *given))
+        FollowingHead,
+        "evaluate",
+        lambda self, *given, **named: swapped(shipped(self, *given, **named)),
     )
     with pytest.raises(AssertionError):
         bias("2x2x1", "argmax", 0, 4, zeros=0.0)

@@ -47,6 +47,10 @@ class TableHeads:
     n_params, depth_params, native_seconds, prefix = 0, 0.0, 0.0, None
     whole_rows, n_prepared = True, 9
 
+    @property
+    def head(self) -> TableHeads:
+        return self
+
     def __init__(self, table: LawTable, tokens: Sequence[int]) -> None:
         self._table = table
         self._before = list(tokens[:-1])

@@ -162,7 +162,7 @@ def test_quantized_heads_stay_near(
 def layer_of(head: HydraHead) -> closing[PrefixCells]:
     """A conversation's room in the layer, closed at the end of a `with` block."""
     assert head.prefix is not None
-    return closing(head.prefix.cells(600))
+    return closing(PrefixCells(head, head.prefix, 600))
 
 
 def prefix_reference(
