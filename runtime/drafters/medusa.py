@@ -16,7 +16,7 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import F32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import DraftMeeting, Joint, SharedRequest
+from specrun.runtime.drafters.batching import DraftMeeting, Joint, Shared
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import Asked, Source
@@ -26,7 +26,7 @@ from specrun.runtime.drafters.tree_options import (
     ranks_by_depth,
     verifiable,
 )
-from specrun.runtime.heads import HeadFile, NamedChildren, TreePlan, stored_accuracy
+from specrun.runtime.heads import HeadFile, NamedChildren, NativeShare, TreePlan, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning import TYPICAL_ACCURACY
@@ -276,28 +276,22 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
 State = npt.NDArray[np.float32]
 
 
-AskedState = SharedRequest[State, HeadsSaid]
-"""A hidden state [1, hidden] that a conversation gives to the heads."""
+SharedState = Shared[State, HeadsSaid]
+"""The hidden state [1, hidden] that a conversation gives to the heads."""
 
 
-class SharedHeads(Joint[AskedState]):
+class SharedHeads(Joint[SharedState]):
     """The heads of several conversations, and the states that they read."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
         super().__init__(meeting)
         self._heads = heads
 
-    def ask(self, state: State) -> AskedState:
-        """Request the evaluation of a state."""
-        asked = AskedState(state)
-        self.asking.append(asked)
-        return asked
-
-    def fitting(self) -> list[AskedState]:
+    def fitting(self) -> list[SharedState]:
         """Return the first states."""
         return self.asking[:MOST_STATES]
 
-    def answers(self, taken: Sequence[AskedState]) -> tuple[list[HeadsSaid], list[float]]:
+    def answers(self, taken: Sequence[SharedState]) -> tuple[list[HeadsSaid], list[float]]:
         """Evaluate the heads for all states at once."""
         before = self._heads.native_seconds
         said = self._heads.said_of(np.concatenate([asked.given for asked in taken]))
@@ -324,10 +318,10 @@ class MedusaSource(Source):
     rows_by_depth = names_trees = names_all_depths = True
 
     def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
-        self._heads, self._together = heads, together
-        self._native_seconds = 0.0
-        self.shares, self.keeps_rows = together is not None, heads.whole_rows
-        self._asked: AskedState | None = None
+        self._heads, self.keeps_rows = heads, heads.whole_rows
+        self._native = NativeShare(heads.device)
+        if together is not None and not self.keeps_rows:
+            self.shared = Shared(together)
         # One value, so that Ctrl-C leaves no state with another one's length: the features
         # [1, hidden], and how many tokens were committed then.
         self.known: tuple[State, int] | None = None
@@ -337,9 +331,6 @@ class MedusaSource(Source):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
-        asked, self._asked = self._asked, None
-        if asked is not None and self._together is not None:
-            self._together.withdraw(asked)
         self.known = None
         self._prompt_length = len(tokens)
 
@@ -383,10 +374,8 @@ class MedusaSource(Source):
 
     def _say(self, state: State) -> HeadsSaid:
         """Evaluate the heads."""
-        device, before = self._heads.device, self._heads.device.native_seconds
-        said = self._heads.said_of_one(state)
-        self._native_seconds += device.native_seconds - before
-        return said
+        with self._native:
+            return self._heads.said_of_one(state)
 
     @staticmethod
     def _children(said: HeadsSaid, plan: TreePlan) -> NamedChildren:
@@ -405,35 +394,27 @@ class MedusaSource(Source):
 
     # -- evaluations with other conversations ------------------------------------------------------
 
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self._together is not None and self._together.waits and not self.keeps_rows
-
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have the heads evaluate this state with those of other conversations."""
         state = self._state_of(request)
-        if state is None or not isinstance(asked, TreePlan):
+        if state is None or self.shared is None or not isinstance(asked, TreePlan):
             return False
-        assert self._together is not None
-        self._asked, self._plan = self._together.ask(state), asked
+        self._plan = asked
+        self.shared.ask(state)
         return True
 
     def result(self) -> NamedChildren | None:
         """Return the tree of the requested state; None before it was evaluated."""
-        asked = self._asked
-        if asked is None or not asked.is_answered:
-            return None
-        self._asked = None
-        self._native_seconds += asked.seconds
-        return self._children(asked.found, self._plan)
+        said = None if self.shared is None else self.shared.answered()
+        return None if said is None else self._children(said, self._plan)
 
     # -- costs -------------------------------------------------------------------------------------
 
     @property
     def native_seconds(self) -> float:
         """Time in the heads' graph that this conversation ran."""
-        return self._native_seconds
+        shared = 0.0 if self.shared is None else self.shared.native_seconds
+        return self._native.seconds + shared
 
     @property
     def n_params(self) -> int:

@@ -67,7 +67,7 @@ class StatesSource(Source, Generic[StateT]):
         self.needs_hidden_states = not (taps or self.needs_nextn_states)
         self._prompt: list[int] = []
 
-    def _read(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of the target's states at these rows."""
         if self.needs_hidden_states:
             return rows.hidden_states(wanted)
@@ -96,7 +96,7 @@ class StatesSource(Source, Generic[StateT]):
             return
         if not held.reads_all:  # earlier states would be copied and never read
             wanted = wanted[-1:]
-        states = self._read(rows, wanted)
+        states = self.read_states(rows, wanted)
         held.learn(start + count - len(wanted), states, self._prompt)
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -108,7 +108,7 @@ class StatesSource(Source, Generic[StateT]):
         if not held.reads_all:  # as over a prompt
             wanted = wanted[-1:]
         start = len(tokens) - len(wanted) - (outcome.next_token is not None)
-        held.learn(start, self._read(outcome.rows, wanted), tokens)
+        held.learn(start, self.read_states(outcome.rows, wanted), tokens)
 
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""

@@ -16,23 +16,22 @@ import numpy as np
 
 from specrun.bindings.contexts import FEATURES_AT_ONCE
 from specrun.bindings.errors import ClosedError, OptionError
+from specrun.runtime.drafters.batching import ContextPart
 from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import Cells, StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
-from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.heads import TextRows
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned
-from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
-from specrun.runtime.trees.tree import ROOT
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
 
 # == The source of rows ============================================================================
 
@@ -45,12 +44,8 @@ class SlotCells(Cells, Protocol):
         """How many tokens its blocks predict."""
 
     @property
-    def is_shared(self) -> bool:
-        """Whether its context is that of other conversations, too."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether blocks are best evaluated with those of other conversations."""
+    def part(self) -> ContextPart | None:
+        """Its part of a context of several conversations, None if it has a whole one."""
 
     def ask(self, last: int, position: int, n_slots: int) -> None:
         """Have a block evaluated with those of other conversations."""
@@ -108,18 +103,17 @@ class BlockSource(StatesSource[SlotState]):
         keeps_rows: bool = False,
     ) -> None:
         cells = state.cells
-        super().__init__(state, cells, blocks.n_params, blocks.multiplied)
-        self._taps, self.layer_inputs = blocks.taps, tuple(sorted(set(blocks.taps)))
+        super().__init__(state, cells, blocks.n_params, blocks.multiplied, blocks.taps)
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
-        self.shares = cells.is_shared and not keeps_rows
+        self.shared = None if keeps_rows else cells.part
         self.few_tokens = blocks.few_tokens
         self._cells, self._last = cells, 0
         self._points = self._whole = self._under_grammar = False
         self._rows: BlockRows | None = None
         self._found: NodeRows | None = None  # of a request that needed no evaluation
-        self._depths: list[int] = []  # of the nodes, from 1 on
+        self._depths = [0]  # of the root and the nodes
 
     def expect(self, depth: int) -> None:
         """Predict so many tokens, and the one after a whole draft if a rule reads its row."""
@@ -127,7 +121,7 @@ class BlockSource(StatesSource[SlotState]):
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the block; None if the state before the last token is unknown."""
-        self._depths = []
+        self._depths = [0]
         self._rows = self.state.block(request.tokens, self._n_slots)
         self._note(request)
         return None if self._rows is None else self._after(0, request.tokens[-1:])
@@ -159,16 +153,11 @@ class BlockSource(StatesSource[SlotState]):
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
-        depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
+        depth = self._depths[parents[0] + 1] + 1
         self._depths += [depth] * len(tokens)
         return self._after(depth, tokens, parents) if depth < self._n_slots else None
 
     # -- evaluations with other conversations ------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self.shares and self._cells.waits
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have the block evaluated with others'; all rows below are known then."""
@@ -180,7 +169,7 @@ class BlockSource(StatesSource[SlotState]):
         text = request.tokens
         if self.state.said(text) is None:
             return False
-        self._depths, self._found, self._last = [], None, text[-1]
+        self._depths, self._found, self._last = [0], None, text[-1]
         self._note(request)
         self._cells.ask(text[-1], len(text) - 1, self._n_slots)
         return True
@@ -192,12 +181,6 @@ class BlockSource(StatesSource[SlotState]):
             self._rows = rows
             found = self._after(0, [self._last])
         return found
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
-        return np.stack(
-            [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
-        )
 
     def close(self) -> None:
         """Free the cells, once no row of a block is held any more."""
@@ -257,9 +240,7 @@ def build_blocks(
     """
     options, tree = options_of(expression), TreeOptions.of(expression)
     sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
-    check_p_min(p_min)
     shape = _shape(expression, tree, sampling, env, blocks)
-    check_sampling(shape, sampling)
     depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
     # Rules that weigh distributions read one more, after a whole draft.
     n_slots = min(depth + env.keeps_rows, blocks.n_slots)

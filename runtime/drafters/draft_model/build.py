@@ -18,7 +18,7 @@ from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, Retokenis
 from specrun.runtime.drafters.draft_model.window import KeptTokens, PartialState, Window
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
-from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
+from specrun.runtime.drafters.tree_options import ChainOptions, Drafts, TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_pair
@@ -102,16 +102,14 @@ def plan_draft(
     if count < 1:
         problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
         raise OptionError(problem)
+    drafts = chain.drafts(expression, env)
 
     def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
         state = state_of(context)
-        source, text = (
-            DraftModelSource(state, Topology.chain(count)),
-            text_share and text_share(state),
-        )
-        return chain.drafter(source, count, env, share(state), str(expression), text)
+        source = DraftModelSource(state, drafts.shape)
+        return drafts.drafter(source, share(state), text_share and text_share(state))
 
-    return ModelPlan(drafter, 1, 1, count, chain.pace(env))
+    return ModelPlan(drafter, 1, 1, count, drafts.pace)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -137,28 +135,21 @@ def _plan_tree(
     if _adaptive_exit(options) is not None:
         problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
         raise OptionError(f"{expression}: {problem}")
-    p_min = options.number("p_min", 0.0)
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
+    drafts = Drafts.of(expression, env, tree, shape, sampling)
 
     def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
         state = state_of(context)
-        text = text_share and text_share(state)
-        return GrowingDrafter(
-            DraftModelSource(state, shape),
-            shape,
-            sampling=sampling,
-            p_min=p_min,
-            plan=tree.plan(shape, env, share(state), text),
-            name=str(expression),
-        )
+        source = DraftModelSource(state, shape)
+        return drafts.drafter(source, share(state), text_share and text_share(state))
 
     n_sequences, n_outputs = draft_size(shape)
     n_nodes = shape.max_nodes
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
-    pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return ModelPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
+    n_sequences += env.keeps_rows
+    return ModelPlan(drafter, n_sequences, n_outputs, n_nodes, drafts.pace)
 
 
 def _with_draft_model(

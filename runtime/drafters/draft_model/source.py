@@ -29,7 +29,7 @@ class DraftModelSource(Source):
 
     def __init__(self, state: DraftModelState, shape: Topology | DynamicShape) -> None:
         self.state, self.context = state, state.context
-        self.shares = state.shares_context
+        self.shared = state.part
         self._shape, self._is_chain = shape, isinstance(shape, Topology) and shape.n_leaves == 1
         n_sequences = draft_size(shape)[0]
         self.keeps_rows = self._is_chain or self.context.options.n_sequences > n_sequences
@@ -91,11 +91,6 @@ class DraftModelSource(Source):
         if self._is_chain:  # a window moves before a draft, never within it
             return NodeRows((state.feed_one(tokens[0]),))  # kept, it would keep the memory open
         return NodeRows(state.first(state.evaluate(parents, tokens), len(tokens)))
-
-    @property
-    def waits(self) -> bool:
-        """Whether tokens are best evaluated with those of other conversations."""
-        return self.state.waits
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Submit an evaluation with those of other conversations."""

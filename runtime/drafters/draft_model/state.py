@@ -39,8 +39,7 @@ class DraftModelState:
         self._cuts_rows = self._shared_size < self._own_size
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
-        self._part = context if isinstance(context, ContextPart) else None
-        self.shares_context = self._part is not None  # with other conversations
+        self.part = context if isinstance(context, ContextPart) else None
         self._unread: list[int] = []
         # A sequence, and the call that evaluates a token in it; None before the first.
         self._step: tuple[int, Callable[[int, int], Logits] | None] = (-1, None)
@@ -116,14 +115,9 @@ class DraftModelState:
         self._single.fill_one(token, position, self.main)
         return self.context.decode(self._single).logits(0)
 
-    @property
-    def waits(self) -> bool:
-        """Whether tokens are best evaluated with those of other conversations: `ask`."""
-        return self._part is not None and self._part.waits
-
     def read_along(self, tokens: Sequence[int], end: int) -> None:
         """Cache a text up to `end`, if others share the context and would wait for all at once."""
-        if self._part is not None and len(self.cached) < end:
+        if self.part is not None and len(self.cached) < end:
             self.feed(tokens[len(self.cached) : end])
 
     def ask(self, tokens: Sequence[int]) -> None:
@@ -132,17 +126,17 @@ class DraftModelState:
         self._ask_piece()
 
     def _ask_piece(self) -> None:
-        assert self._part is not None
+        assert self.part is not None
         piece = self._unread[: self.context.n_batch]
         start = self.cells(len(self.cached))
         self.batch.fill_chain([*map(self.known, piece)], start, (self.main,), 1)
         self._changing = True
-        self._part.ask(self.batch)
+        self.part.ask(self.batch)
 
     def answer(self) -> Logits | None:
         """Return the row after the requested tokens, a view [shared]; None while that waits."""
-        assert self._part is not None
-        rows = self._part.answered()
+        assert self.part is not None
+        rows = self.part.answered()
         if rows is None:
             return None
         n = self.batch.n_tokens
@@ -168,10 +162,10 @@ class DraftModelState:
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, also of an interrupted round."""
         nodes, interrupted = self.nodes, self.nodes.grows
-        if length >= len(self.cached) and not (self._part or self._changing or interrupted):
+        if length >= len(self.cached) and not (self.part or self._changing or interrupted):
             return
-        if self._part is not None:
-            self._part.withdraw()
+        if self.part is not None:
+            self.part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         left_over = self._changing and memory.last_position(self.main) >= end
         if interrupted or left_over or length < len(self.cached):
@@ -205,14 +199,14 @@ class DraftModelState:
 
     def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         """As `evaluate`, with the requests of other conversations: `answer_depth` has the rows."""
-        assert self._part is not None
+        assert self.part is not None
         self._fill_depth(parents, tokens)
-        self._part.ask(self.depth_batch)
+        self.part.ask(self.depth_batch)
 
     def answer_depth(self) -> Rows | None:
         """Return the rows of the request; None while that waits."""
-        assert self._part is not None
-        return self._part.answered()
+        assert self.part is not None
+        return self.part.answered()
 
     def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         base = self.cells(len(self.cached))

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.batching import ContextPart
 from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import BlockRows, MarginalRows
 from specrun.runtime.drafters.dflash.source import SlotState, build_blocks
@@ -35,8 +36,7 @@ class ParallelCells:
     head: Eagle3Head
     pairs: PairCells
     n_slots: int
-    is_shared: bool = False
-    waits: bool = False
+    part: ContextPart | None = None
 
     @property
     def n_cells(self) -> int:

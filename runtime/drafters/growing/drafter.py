@@ -114,7 +114,7 @@ class GrowingDrafter(Drafter):
         self.needs_hidden_states = source.needs_hidden_states
         self.needs_nextn_states = source.needs_nextn_states
         self.layer_inputs, self.reads_logits = source.layer_inputs, source.reads_logits
-        self.keeps_rows, self.waits = source.keeps_rows, source.shares
+        self.keeps_rows, self.waits = source.keeps_rows, source.shared is not None
         self.embedding_inputs = source.embedding_inputs
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
@@ -446,7 +446,7 @@ class GrowingDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the state of the prompt's common part with the last text."""
-        self._steps = self._prepared = None
+        self._withdraw()
         self.source.begin(tokens)
         if self._plan is not None:
             self._plan.begin(alike=self.begins_alike)
@@ -473,7 +473,14 @@ class GrowingDrafter(Drafter):
 
     def rewind(self, length: int) -> None:
         """Forget the state of tokens that were only guesses."""
+        self._withdraw()
         self.source.rewind(length)
+
+    def _withdraw(self) -> None:
+        """Forget a draft that was begun with others'."""
+        self._steps = self._prepared = None
+        if self.source.shared is not None:
+            self.source.shared.withdraw()
 
     @property
     def native_seconds(self) -> float:
@@ -492,6 +499,7 @@ class GrowingDrafter(Drafter):
 
     def close(self) -> None:
         """Free the source's native memory."""
+        self._withdraw()
         self.source.close()
 
 

@@ -9,12 +9,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.batching import Shared
 from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
@@ -97,8 +99,8 @@ class Source(ABC):
     """Whether its rows depend on the depth of a node alone."""
     keeps_points = False
     """Whether rules read its rows although the drafted tokens would do: see `Keep`."""
-    shares = False
-    """Whether its evaluations may serve other conversations at the same time."""
+    shared: Shared[Any, Any] | None = None
+    """Its evaluations that are made with those of other conversations, if any may be."""
     most_highest = 0
     """How many highest logits `root` can return; 0: it returns none."""
     few_tokens = False
@@ -165,7 +167,7 @@ class Source(ABC):
     @property
     def waits(self) -> bool:
         """Whether other conversations draft now, so that evaluations are better shared."""
-        return False
+        return self.shared is not None and self.shared.waits
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Submit a shared evaluation; return False if the method has no state of this text."""

@@ -13,7 +13,7 @@ from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
 from specrun.runtime.drafters.states_source import StatesSource
-from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
+from specrun.runtime.drafters.tree_options import Drafts, TreeOptions, head_tree, ranks_by_depth
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
 from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
@@ -134,19 +134,18 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         if env.keeps_rows and len(ranks) < head.n_heads:
             ranks.append(1)  # of the token after a whole draft
         head.prepare(ranks)
+        tree = TreeOptions.of(expression)
+        drafts, share = Drafts.of(expression, env, tree, shape), _depth_cost(head, env)
     except BaseException:
         head.close()
         raise
-    name, n_cells = str(expression), env.n_ctx
-    tree, share = TreeOptions.of(expression), _depth_cost(head, env)
 
     def start() -> GrowingDrafter:
-        source, plan = HydraSource(head.cells(n_cells)), tree.plan(shape, env, share)
-        return GrowingDrafter(source, shape, plan=plan, name=name)
+        return drafts.drafter(HydraSource(head.cells(env.n_ctx)), share)
 
     is_bare = tree.n is None and not tree.asks_for_tree  # its tree is planned by costs
-    pace = env.pace_of(chooses=is_bare or "auto" in (tree.n, tree.nodes))
-    return DrafterWeights(name, start, [head], pace)
+    pace = env.pace_of(chooses=is_bare or drafts.is_planned)
+    return DrafterWeights(drafts.name, start, [head], pace)
 
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:

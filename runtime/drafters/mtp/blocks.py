@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Self, cast
 
 import numpy as np
 
-from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
+from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
@@ -31,7 +31,6 @@ from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.layout import count_leaves, layout_tree
-from specrun.runtime.trees.tree import ROOT
 
 # == Contexts ======================================================================================
 
@@ -40,9 +39,14 @@ class SharedNextn(SharedDraftContext):
     """A context over NextN blocks for several conversations, whose pairs are evaluated at once."""
 
     def __init__(
-        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
+        self,
+        meeting: DraftMeeting,
+        model: Model,
+        options: ContextOptions,
+        n_parts: int,
+        make: Callable[[Model, ContextOptions], Context],
     ) -> None:
-        super().__init__(meeting, model, options, n_parts, MtpContext)
+        super().__init__(meeting, model, options, n_parts, make)
         own = cast("MtpContext", self.context)
         self.n_blocks, self._select = own.n_blocks, own.select
         self.batch = self._states = StateBatch(
@@ -65,7 +69,7 @@ class SharedNextn(SharedDraftContext):
         self._select(cast("NextnPart", parts[0]).block)
         first = 0
         for part in parts:
-            asked = cast("StateBatch", part.asked)
+            asked = cast("StateBatch", part.given)
             n = asked.n_tokens
             self._states.states[first : first + n] = asked.states[:n]
             first += n
@@ -109,15 +113,14 @@ class MtpState(TextRows[None]):
 
     def __init__(self, context: NextnCells) -> None:
         self.context = context
-        self._part = context if isinstance(context, NextnPart) else None
         self._several = context.n_blocks > 1
         n_sequences, width = context.options.n_sequences, context.model.n_embd_out
         # In an evaluation of a whole tree a node carries the sequences of all leaves below it.
-        self._batch = StateBatch(context.n_batch, width, n_sequences if self._several else 1)
-        chunk = self._batch.capacity
+        self.batch = StateBatch(context.n_batch, width, n_sequences if self._several else 1)
+        chunk = self.batch.capacity
         super().__init__(self._evaluate_all, context.n_ctx, ahead=1, chunk=chunk)
         self._nodes = GrowingNodes(context.memory, n_sequences)
-        self._last: tuple[int, FloatRows] = 0, self._batch.states[0]  # the last token's pair
+        self._last: tuple[int, FloatRows] = 0, self.batch.states[0]  # the last token's pair
         self._start = 0  # its position
         self._states: list[FloatRows] = []  # the blocks' own, after the root and the nodes
         # Of an evaluation: the rows that are read of it, and the text's pairs that it settles.
@@ -134,55 +137,22 @@ class MtpState(TextRows[None]):
             start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
         super().learn(start, rows, tokens)
 
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Share or copy the cells of the pairs."""
-        self._nodes.cut(0)
-        return share_text(other.context, self.context, base + 1 + count)
-
-    def cut(self, length: int) -> None:
-        """Forget the tokens from position `length` on; withdraw a request."""
-        if self._part is not None:
-            self._part.withdraw()
-        super().cut(length)
-
-    # -- evaluations, alone or with those of other conversations -----------------------------------
+    # -- evaluations -------------------------------------------------------------------------------
 
     def root(self, tokens: Sequence[int]) -> Logits | None:
         """Evaluate waiting pairs; return the logits after the last token, None if it is not known.
 
         The logits, as those of `below`, are a view that dies with the next evaluation.
         """
-        known = self._fill_root(tokens)
-        return self._taken(self.context.decode(self._batch))[0] if known else None
+        known = self.fill_root(tokens)
+        return self.taken(self.context.decode(self.batch))[0] if known else None
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits] | None:
         """Evaluate nodes of one depth; return the logits after them, None without a block."""
-        filled = self._fill_below(parents, tokens)
-        return self._taken(self.context.decode(self._batch)) if filled else None
+        filled = self.fill_below(parents, tokens)
+        return self.taken(self.context.decode(self.batch)) if filled else None
 
-    @property
-    def waits(self) -> bool:
-        """Whether evaluations are best made with those of other conversations."""
-        return self._part is not None and self._part.waits
-
-    def ask(self, text: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Request an evaluation of nodes of one depth; without nodes, of the end of the text.
-
-        Return False if `below` or `root` would return None.
-        """
-        assert self._part is not None
-        filled = self._fill_below(parents, tokens) if tokens else self._fill_root(text)
-        if filled:
-            self._part.ask(self._batch)
-        return filled
-
-    def answer(self) -> list[Logits] | None:
-        """Return the logits of the request; None before it was evaluated."""
-        assert self._part is not None
-        rows = self._part.answered()
-        return None if rows is None else self._taken(rows)
-
-    def _fill_root(self, tokens: Sequence[int]) -> bool:
+    def fill_root(self, tokens: Sequence[int]) -> bool:
         """Fill the batch with waiting pairs; return whether the last token's is known."""
         # The pairs of accepted drafts ride along with the last one: an evaluation of their own
         # would cost more.
@@ -199,21 +169,21 @@ class MtpState(TextRows[None]):
         self._asked = range(len(pairs) - 1, len(pairs)), None if self._several else piece
         return True
 
-    def _fill_below(self, parents: Sequence[int], tokens: Sequence[int]) -> bool:
+    def fill_below(self, parents: Sequence[int], tokens: Sequence[int]) -> bool:
         """Fill the batch with nodes; return whether there is a block for their depth."""
         depth = 1 + self._nodes.depth_of(parents[0])
         if self._several:
             if depth < self.context.n_blocks:
                 self._fill_tree(parents, tokens)
             return depth < self.context.n_blocks
-        text, batch = self._start + 1, self._batch
+        text, batch = self._start + 1, self.batch
         ids = self._nodes.add(parents, tokens, 0, text)
         if len(ids) == 1:
             batch.fill_one(tokens[0], text + depth - 1, ids[0])
         else:
             batch.fill_shape(tokens, text + depth - 1, depth_shape(ids))
         for row, parent in enumerate(parents):
-            batch.states[row] = self._state_after(parent)
+            batch.states[row] = self._states[parent + 1]
         self._asked = range(len(ids)), None
         return True
 
@@ -222,7 +192,7 @@ class MtpState(TextRows[None]):
 
         That block has not seen them.
         """
-        nodes, batch = self._nodes, self._batch
+        nodes, batch = self._nodes, self.batch
         nodes.note(parents, tokens)
         nodes.cut(self._start)
         self.context.select(nodes.depths[-1])
@@ -232,14 +202,11 @@ class MtpState(TextRows[None]):
         batch.fill_shape([self._last[0], *nodes.tokens], self._start, layout.shape)
         batch.states[0] = self._last[1]
         for row, parent in enumerate(above, 1):
-            batch.states[row] = self._state_after(parent)
+            batch.states[row] = self._states[parent + 1]
         n = 1 + len(above)
         self._asked = range(n - len(parents), n), None
 
-    def _state_after(self, node: int) -> FloatRows:
-        return self._states[0 if node == ROOT else node + 1]
-
-    def _taken(self, rows: EvaluatedRows) -> list[Logits]:
+    def taken(self, rows: EvaluatedRows) -> list[Logits]:
         """Keep the states of the rows that are read, and settle pairs; return their logits."""
         wanted, piece = self._asked
         if piece is not None:
@@ -257,7 +224,7 @@ class MtpState(TextRows[None]):
             self._nodes.cut(piece.position + 1)
             self.context.select(block)
             self._fill(pairs, piece.position + 1, with_rows=False)
-            self.context.decode(self._batch)
+            self.context.decode(self.batch)
 
     def _make_room(self, piece: RowPiece) -> None:
         """Drop the cells at the pairs' positions and behind; everything before the first of all."""
@@ -266,13 +233,13 @@ class MtpState(TextRows[None]):
     def _fill(self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool) -> None:
         n = len(pairs)
         if n == 1 and with_rows:
-            self._batch.fill_one(pairs[0][0], start)
+            self.batch.fill_one(pairs[0][0], start)
         else:
             tokens = [token for token, _ in pairs]
-            self._batch.fill_chain(tokens, start, (0,), n if with_rows else 0)
+            self.batch.fill_chain(tokens, start, (0,), n if with_rows else 0)
         # Into the batch's own array: llama.cpp reads states from there, beside the tokens.
         for row, (_, state) in enumerate(pairs):
-            self._batch.states[row] = state
+            self.batch.states[row] = state
 
 
 # == The source of rows ============================================================================
@@ -297,7 +264,7 @@ class MtpSource(StatesSource[MtpState]):
     def __init__(self, context: NextnCells, n_params: int = 0, depth_params: float = 0.0) -> None:
         super().__init__(MtpState(context), context, n_params, depth_params)
         self.context = context
-        self.shares = isinstance(context, NextnPart)
+        self.shared = context if isinstance(context, NextnPart) else None
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are left behind the text."""
@@ -313,24 +280,20 @@ class MtpSource(StatesSource[MtpState]):
         rows = self.state.below(parents, tokens)
         return None if rows is None else NodeRows(rows)
 
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self.state.waits
-
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have a depth evaluated with others'; False without the state of this text, or a block."""
         assert isinstance(asked, tuple)
-        return self.state.ask(request.tokens, *asked)
+        assert self.shared is not None
+        state = self.state
+        filled = state.fill_below(*asked) if asked[1] else state.fill_root(request.tokens)
+        if filled:
+            self.shared.ask(state.batch)
+        return filled
 
     def result(self) -> NodeRows | None:
         """Return the rows of the depth; None before it was evaluated."""
-        rows = self.state.answer()
-        return None if rows is None else NodeRows(rows)
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, width] of the rows that the blocks read."""
-        return np.stack([rows.nextn_state(row) for row in wanted])
+        rows = None if self.shared is None else self.shared.answered()
+        return None if rows is None else NodeRows(self.state.taken(rows))
 
 
 def multiplied_of_block(model: Model) -> float:

@@ -134,7 +134,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
     def noted(
         shared: batching.SharedDraftContext, parts: Sequence[batching.ContextPart]
     ) -> tuple[Rows, float]:
-        read.append(sum(part.asked.n_tokens for part in parts))
+        read.append(sum(part.given.n_tokens for part in parts))
         return decode(shared, parts)
 
     monkeypatch.setattr(batching.SharedDraftContext, "decode", noted)

@@ -153,7 +153,7 @@ class TableCells:
     """Cells of a text, written piece by piece, whose blocks a table has."""
 
     native_seconds = 0.0
-    waits = is_shared = False
+    part = None
 
     def __init__(self, table: Table) -> None:
         self._table, self.text = table, list[int]()

@@ -387,7 +387,7 @@ def test_drafts_are_the_references_after_any_rounds(
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
-            best = drafter.source._heads.best_laws(state, [[text[-1]]])
+            best = drafter.source._cells.best_laws(state, [[text[-1]]])
             laws = log_probs(fitted, expected[-1], [[text[-1]]], *matrices)
             np.testing.assert_allclose(
                 best.log_probs[0], laws[0, best.tokens[0]], rtol=1e-3, atol=1e-3
