@@ -90,16 +90,6 @@ class ExitLayers:
                 raise UnsupportedModelError(f"the target's layers are no plain Llama's: {problem}")
             self._tensors.named(f"{prefix}{name}.weight")
 
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs of all cells."""
-        return self.device.native_seconds
-
-    @property
-    def loads_again(self) -> int:
-        """How many matrices could not be shared with the target, and were loaded a second time."""
-        return sum(not shared for shared in self._tensors.shared.values())
-
     def cells(self, n_cells: int) -> ExitCells:
         """Return room for `n_cells` tokens of one conversation."""
         return ExitCells(self, n_cells)

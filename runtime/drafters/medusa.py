@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import F32, Tensor
-from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting, Joint, Shared
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -26,7 +24,14 @@ from specrun.runtime.drafters.tree_options import (
     ranks_by_depth,
     verifiable,
 )
-from specrun.runtime.heads import HeadFile, NamedChildren, NativeShare, TreePlan, stored_accuracy
+from specrun.runtime.heads import (
+    HeadFile,
+    HeadWeights,
+    NamedChildren,
+    NativeShare,
+    TreePlan,
+    stored_accuracy,
+)
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning import TYPICAL_ACCURACY
@@ -62,7 +67,7 @@ class HeadsSaid:
     log_probs: list[npt.NDArray[np.float32]]
 
 
-class MedusaHead:
+class MedusaHead(HeadWeights):
     """The weights of a file's heads on the target's device. Close it before the target.
 
     They depend on the hidden state alone, so conversations share their graph, too.
@@ -81,7 +86,6 @@ class MedusaHead:
         file.check_target(target)
         self.n_heads = file.size("head_count", _MAX_HEADS)
         self.accuracy = stored_accuracy(file, self.n_heads)
-        self.n_params = file.header.n_parameters
         self._names = _tensor_names(file, self.n_heads)
         self._width, self._vocab_size = target.n_embd, target.vocabulary.size
         # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
@@ -89,26 +93,17 @@ class MedusaHead:
         own = multiplied(file.header, file.header.tensors)
         self.evaluated_params = own + shared * self._width * self._vocab_size
         self.whole_rows = False
-        self._graphs: dict[int, Graph] = {}  # by how many states they take
         self._ranks: tuple[int, ...] = ()
-        self._named: tuple[str, ...] = ()  # the outputs of each head's tokens
         self._probabilities = False
-        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self.device)
-        self._weights: TensorStore | None = None
+        names = [name for head in self._names for name in head]
+        super().__init__(file, names, target, n_threads)
+        self._file = self.tensors()
         try:
-            names = [name for head in self._names for name in head]
-            self._weights = load_tensors(path, self.device, names)
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs."""
-        return self.device.native_seconds
 
     def prepare(
         self, ranks: Sequence[int], *, probabilities: bool = False, whole_rows: bool = False
@@ -121,28 +116,7 @@ class MedusaHead:
         graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
         self.whole_rows, self._probabilities = whole_rows, probabilities
         self._close_graphs()
-        self._graphs[1], self._ranks = graph, tuple(ranks)
-        self._named = tuple(f"tokens{head}" for head in range(len(self._ranks)))
-
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def tokens_along(
-        self, features: npt.NDArray[np.float32], ranks: int
-    ) -> Iterator[list[list[int]]]:
-        """Yield the results of `said_of` for each hidden state [n, hidden], `ranks` of each head.
-
-        Several states share an evaluation, and so the reading of the weights.
-        """
-        with closing(self._build([ranks] * self.n_heads, MOST_STATES)) as graph:
-            for start in range(0, len(features), MOST_STATES):
-                piece = features[start : start + MOST_STATES]
-                rows = graph.inputs["features"]
-                rows[: len(piece)], rows[len(piece) :] = piece, 0.0
-                found = self._compute(graph, self.n_heads)
-                for row in range(len(piece)):
-                    yield [tokens[row] for tokens in found]
+        self._graphs[(1,)], self._ranks = graph, tuple(ranks)
 
     def _build(
         self,
@@ -180,75 +154,50 @@ class MedusaHead:
         At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
         """
         n = len(states)
-        if n == 1:
-            return [self.said_of_one(states)]
         graph = self._graph_of(n)
-        rows = graph.inputs["features"]
-        rows[:n], rows[n:] = states, 0.0
-        tokens = self._compute(graph, len(self._ranks))
-        shares: list[npt.NDArray[np.float32]] = []
+        given = graph.inputs["features"]
+        given[:n], given[n:] = states, 0.0
+        graph.compute()
+        ranks, shares = self._ranks, list[npt.NDArray[np.float32]]()
+        named = graph.numbers(*[f"tokens{head}" for head in range(len(ranks))])
         if self._probabilities:
-            heads = range(len(self._ranks))
-            shares = [graph.floats(f"log_probs{head}").copy() for head in heads]
+            shares = [graph.floats(f"log_probs{head}").copy() for head in range(len(ranks))]
         return [
-            HeadsSaid([own[row] for own in tokens], [own[row] for own in shares])
+            HeadsSaid(
+                [own[row * k : (row + 1) * k] for own, k in zip(named, ranks, strict=True)],
+                [own[row] for own in shares],
+            )
             for row in range(n)
         ]
-
-    def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
-        """Return the heads' results after one final hidden state [1, hidden], as `said_of`."""
-        graph = self._graphs.get(1) or self._graph_of(1)
-        graph.inputs["features"][...] = state
-        graph.compute()
-        tokens = graph.numbers(*self._named)
-        if not self._probabilities:
-            return HeadsSaid(tokens, [])
-        shares = (graph.floats(f"log_probs{head}") for head in range(len(self._ranks)))
-        return HeadsSaid(tokens, [share[0].copy() for share in shares])
 
     def _graph_of(self, n: int) -> Graph:
         """Return a graph for n states: one, or the next power of two of them."""
         if not self._graphs:
             raise OptionError("Medusa heads need their tree before they can be asked")
         width = 1 << (n - 1).bit_length()
-        if width not in self._graphs:
-            self._graphs[width] = self._build(
+        if (width,) not in self._graphs:
+            self._graphs[(width,)] = self._build(
                 self._ranks, width, probabilities=self._probabilities, whole_rows=False
             )
-        return self._graphs[width]
+        return self._graphs[(width,)]
 
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
         """Each head's whole row of logits of the last single state: views."""
-        graph = self._graphs[1]
+        graph = self._graphs[(1,)]
         rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
 
-    def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
-        """Return the tokens of each head for each row of the graph's inputs."""
-        graph.compute()
-        return [graph.peek(f"tokens{head}").tolist() for head in range(n_heads)]
-
-    def close(self) -> None:
-        """Free graph, weights and device."""
-        self._close_graphs()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-        self._target.close()
-        self.device.close()
-
     def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
-        assert self._weights is not None
         own = self._names[head]
         # Blocks are pairs, so an odd number of names ends with an output matrix.
         *blocks, output = own if len(own) % 2 else (*own, None)
         state = features
         for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
-            linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
-            activated = builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
+            linear = builder.mul_mat(self._file[str(weight)], state)
+            activated = builder.silu(builder.add(linear, self._file[str(bias)]))
             state = builder.add(state, activated)
-        matrix = self._target.output() if output is None else Tensor(self._weights[output])
+        matrix = self._target.output() if output is None else self._file[output]
         return builder.mul_mat(matrix, state)
 
 
@@ -375,7 +324,7 @@ class MedusaSource(Source):
     def _say(self, state: State) -> HeadsSaid:
         """Evaluate the heads."""
         with self._native:
-            return self._heads.said_of_one(state)
+            return self._heads.said_of(state)[0]
 
     @staticmethod
     def _children(said: HeadsSaid, plan: TreePlan) -> NamedChildren:

@@ -8,16 +8,23 @@ and over a prompt those that the target had not cached.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.source import Source
-from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.heads import (
+    MOST_CHAIN_ROWS,
+    FloatRows,
+    NamedChildren,
+    RowPiece,
+    TextRows,
+    TreePlan,
+)
 from specrun.runtime.language import ExpressionOptions
-from specrun.runtime.round.drafter import Owned, RoundOutcome
+from specrun.runtime.round.drafter import DraftRequest, Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 
 _ROOT_ROWS = (0,)  # those of most rounds
@@ -41,6 +48,16 @@ class Cells(Owned, Protocol):
     @property
     def native_seconds(self) -> float:
         """Time in this conversation's graphs."""
+
+
+class TreeCells(Cells, Protocol):
+    """Those of a head that names whole trees of best tokens."""
+
+    def tree(self, plan: TreePlan, piece: RowPiece, last: int) -> NamedChildren | None:
+        """Evaluate a piece of rows, and a tree below the text's last token, in one graph.
+
+        None if one graph cannot do it.
+        """
 
 
 StateT = TypeVar("StateT", bound=TextRows[Any])
@@ -113,6 +130,17 @@ class StatesSource(Source, Generic[StateT]):
     def rewind(self, length: int) -> None:
         """Forget the states of tokens that were only guesses."""
         self.state.cut(length)
+
+    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
+        """Name a tree in the graph that evaluates the waiting rows, if the head has one."""
+        tokens = request.tokens
+        piece = self.state.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None or plan.n_drafted > self.room(tokens):
+            return None
+        named = cast("TreeCells", self._owned).tree(plan, piece, tokens[-1])
+        if named is not None:
+            self.state.settle(piece)
+        return named
 
     @property
     def native_seconds(self) -> float:

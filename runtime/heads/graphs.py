@@ -15,6 +15,8 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.bindings.ggml.graph import Rope
 from specrun.bindings.ggml.tensor import F32, I32, I64
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, load_tensors
+from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.places import write_chain, write_places
 from specrun.runtime.heads.states import FloatRows
@@ -62,6 +64,46 @@ class NativeShare:
 
     def __exit__(self, *_: object) -> None:
         self.seconds += self.device.native_seconds - self._before
+
+
+class HeadWeights:
+    """The weights of a file's head on the target's device, those of `names`.
+
+    Close it between its cells and the target.
+    """
+
+    def __init__(self, file: HeadFile, names: Sequence[str], target: Model, n_threads: int) -> None:
+        self.n_params = file.header.n_parameters
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._target = TargetTensors(target, self.device)
+        self._graphs: dict[tuple[int, ...], Graph] = {}  # that all conversations share
+        self._stores: list[TensorStore] = []
+        try:
+            self._stores.append(load_tensors(file.path, self.device, names))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs of all conversations."""
+        return self.device.native_seconds
+
+    def tensors(self, prefix: str = "") -> LayerWeights:
+        """Return the file's tensors by their names behind a prefix."""
+        return LayerWeights(self._stores[0].find, prefix)
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+    def close(self) -> None:
+        """Free graphs, weights and device; calling it again does nothing."""
+        self._close_graphs()
+        for store in self._stores:
+            store.close()
+        self._target.close()
+        self.device.close()
 
 
 # -- best tokens by rank ---------------------------------------------------------------------------
@@ -144,8 +186,8 @@ class LengthGraphs(Generic[*Key]):
 #
 # Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight` and
 # `ffn_{gate,up,down}.weight`, each with an optional `.bias`, `attn_{q,k}_norm.weight` (head size,
-# optional), `ffn_norm.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the
-# rotary frequencies as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
+# optional), `ffn_norm.weight`, `rope_freqs.weight` (rotated numbers / 2, optional): divisors of
+# the rotary frequencies, as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
 
 
 Array = npt.NDArray[Any]
@@ -377,27 +419,36 @@ def layer_attention(file: HeadFile) -> AttentionSizes:
     return AttentionSizes(heads, kv, hidden // heads, rope)
 
 
-def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -> list[str]:
-    """Return the layer's tensors in the file, checked."""
-    h, kv, wide = attention.size, attention.kv_size, file.size("feed_forward_length")
-    needed: dict[str, tuple[int, ...]] = {
-        "attn_q.weight": (h, h),
-        "attn_k.weight": (h, kv),
-        "attn_v.weight": (h, kv),
-        "attn_output.weight": (h, h),
-        "ffn_norm.weight": (h,),
-        "ffn_gate.weight": (h, wide),
-        "ffn_up.weight": (h, wide),
-        "ffn_down.weight": (wide, h),
+def layer_tensor_names(
+    file: HeadFile,
+    prefix: str,
+    attention: AttentionSizes,
+    *,
+    hidden: int,
+    reads: int,
+    norms: Sequence[str] = ("ffn_norm",),
+) -> list[str]:
+    """Return the layer's tensors in the file, checked.
+
+    Its states have `hidden` numbers, and the attention's inputs `reads`.
+    """
+    wide = file.size("feed_forward_length")
+    matrices = {
+        "attn_q": (reads, attention.size),
+        "attn_k": (reads, attention.kv_size),
+        "attn_v": (reads, attention.kv_size),
+        "attn_output": (attention.size, hidden),
+        "ffn_gate": (hidden, wide),
+        "ffn_up": (hidden, wide),
+        "ffn_down": (wide, hidden),
     }
-    optional = {
-        "attn_q.bias": (h,),
-        "attn_k.bias": (kv,),
-        "attn_v.bias": (kv,),
-        "rope_freqs.weight": (attention.head_size // 2,),
-    }
-    needed |= {name: shape for name, shape in optional.items() if prefix + name in file}
-    return [file.require(prefix + name, shape) for name, shape in needed.items()]
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
+    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
+    optional: dict[str, tuple[int, ...]] = {f"{n}.bias": s[1:] for n, s in matrices.items()}
+    optional |= {f"attn_{part}_norm.weight": (attention.head_size,) for part in "qk"}
+    optional["rope_freqs.weight"] = (attention.rope.n_dims // 2,)
+    shapes |= {name: shape for name, shape in optional.items() if prefix + name in file}
+    return [file.require(prefix + name, shape) for name, shape in shapes.items()]
 
 
 def decoder_layer(

@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -296,13 +295,9 @@ class ShapePlans:
     def __init__(self, shape: Topology | DynamicShape, *, has_values: bool = False) -> None:
         self._shape, self._has_values = shape, has_values
         self._plans: dict[int, tuple[TreePlan, list[int]]] = {}
-        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self._depth = shape.max_depth
         self.whole = self.of(self._depth)
         """The plan of the whole shape."""
-        # Takes the tokens of a whole fixed tree from those of all children, in one call.
-        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
-        if isinstance(shape, Topology) and len(shape) > 1:
-            self._pick = itemgetter(*self._of(self._depth)[1])
 
     def of(self, depth: int) -> TreePlan:
         """Return the plan of a tree that is at most so deep."""
@@ -334,9 +329,6 @@ class ShapePlans:
         """
         most_deep = limits[0] if limits[0] < depth else depth
         shape = self._shape.limited(most_deep, limits[1])
-        if self._pick is not None and choice is None and shape is self._shape:
-            assert isinstance(shape, Topology)
-            return DraftTree.of_points(self._pick(named.tokens), shape.parents)
         plan, numbers = self._of(depth)
         if isinstance(shape, DynamicShape):
             # The rows are the root and the children that were chosen.

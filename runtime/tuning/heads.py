@@ -28,7 +28,7 @@ from specrun.runtime.drafters.eagle import (
     PairHead,
 )
 from specrun.runtime.drafters.hydra import HydraHead
-from specrun.runtime.drafters.medusa import MedusaHead
+from specrun.runtime.drafters.medusa import MOST_STATES, MedusaHead
 from specrun.runtime.engine.session import Session
 from specrun.runtime.heads import Accuracy, HeadFile, RankCounts
 from specrun.runtime.language import quoted
@@ -97,14 +97,16 @@ class MedusaGuesses:
         # A depth is one head: its share of them all.
         self.evaluated_params = head.evaluated_params / head.n_heads
         self._head = head
-        self._ranks = ranks
+        head.prepare([ranks] * head.n_heads)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
-        for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
-            # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether it is
-            # right.
-            yield named[: max(0, len(tokens) - (begin + offset) - 2)]
+        for start in range(begin, len(features), MOST_STATES):
+            # Several states share an evaluation, and so the reading of the weights.
+            for row, said in enumerate(self._head.said_of(features[start : start + MOST_STATES])):
+                # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether
+                # it is right.
+                yield said.tokens[: max(0, len(tokens) - (start + row) - 2)]
 
     def close(self) -> None:
         """Free the heads."""

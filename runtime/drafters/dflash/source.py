@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 
@@ -36,32 +36,27 @@ from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
 # == The source of rows ============================================================================
 
 
-class SlotCells(Cells, Protocol):
-    """One conversation's cells of a drafter whose block predicts at most `n_slots` tokens."""
-
-    @property
-    def n_slots(self) -> int:
-        """How many tokens its blocks predict."""
-
-    @property
-    def part(self) -> ContextPart | None:
-        """Its part of a context of several conversations, None if it has a whole one."""
-
-    def ask(self, last: int, position: int, n_slots: int) -> None:
-        """Have a block evaluated with those of other conversations."""
-
-    def answer(self) -> BlockRows | None:
-        """Return the rows of the requested block; None before it was evaluated."""
-
-
 class SlotState(TextRows[Any]):
-    """A text's rows of a drafter of blocks, in `cells`; see `TextRows`."""
+    """A text's rows of a drafter of blocks, in `cells`; a block predicts at most `n_slots` tokens.
 
-    cells: SlotCells
+    `part` are its cells if they are a part of a context of several conversations.
+    """
+
+    cells: Cells
+    n_slots: int
+    part: ContextPart | None = None
 
     @abstractmethod
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
+
+    def ask(self, tokens: Sequence[int], n_slots: int) -> None:
+        """Have the block evaluated with those of other conversations."""
+        raise NotImplementedError
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the requested block; None before it was evaluated."""
+        raise NotImplementedError
 
 
 class BlockState(SlotState):
@@ -76,6 +71,7 @@ class BlockState(SlotState):
             drop=cells.drop,
         )
         self.cells = self._cells = cells
+        self.n_slots, self.part = cells.n_slots, cells.part
 
     def copy_cells(self, other: Self, base: int, count: int) -> bool:
         """Share or copy features."""
@@ -86,6 +82,14 @@ class BlockState(SlotState):
         if self.said(tokens) is None:
             return None
         return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
+
+    def ask(self, tokens: Sequence[int], n_slots: int) -> None:
+        """Have the block evaluated with those of other conversations."""
+        self._cells.ask(tokens[-1], len(tokens) - 1, n_slots)
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the requested block; None before it was evaluated."""
+        return self._cells.answer()
 
 
 _FAR = np.float32(30.0)  # logits below the least one that a drafter names
@@ -102,14 +106,13 @@ class BlockSource(StatesSource[SlotState]):
         chooses: bool = False,
         keeps_rows: bool = False,
     ) -> None:
-        cells = state.cells
-        super().__init__(state, cells, blocks.n_params, blocks.multiplied, blocks.taps)
-        self._most_slots = self._n_slots = cells.n_slots
+        super().__init__(state, state.cells, blocks.n_params, blocks.multiplied, blocks.taps)
+        self._most_slots = self._n_slots = state.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
-        self.shared = None if keeps_rows else cells.part
+        self.shared = None if keeps_rows else state.part
         self.few_tokens = blocks.few_tokens
-        self._cells, self._last = cells, 0
+        self._last = 0
         self._points = self._whole = self._under_grammar = False
         self._rows: BlockRows | None = None
         self._found: NodeRows | None = None  # of a request that needed no evaluation
@@ -171,13 +174,13 @@ class BlockSource(StatesSource[SlotState]):
             return False
         self._depths, self._found, self._last = [0], None, text[-1]
         self._note(request)
-        self._cells.ask(text[-1], len(text) - 1, self._n_slots)
+        self.state.ask(text, self._n_slots)
         return True
 
     def result(self) -> NodeRows | None:
         """Return the rows of the request; None before the block was evaluated."""
         found, self._found = self._found, None
-        if found is None and (rows := self._cells.answer()) is not None:
+        if found is None and (rows := self.state.answer()) is not None:
             self._rows = rows
             found = self._after(0, [self._last])
         return found
@@ -241,7 +244,7 @@ def build_blocks(
     options, tree = options_of(expression), TreeOptions.of(expression)
     sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
     shape = _shape(expression, tree, sampling, env, blocks)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    depth = shape.max_depth
     # Rules that weigh distributions read one more, after a whole draft.
     n_slots = min(depth + env.keeps_rows, blocks.n_slots)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
@@ -316,8 +319,7 @@ def _shape(
             # A chain is a tree whose nodes have one child each.
             is_chain = tree.n == "auto" or not env.target.can_branch
             shape = DynamicShape(most, 1 if is_chain else _TOPK, most if is_chain else largest)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
-    if depth > slots:
+    if shape.max_depth > slots:
         raise OptionError(
             f"{expression}: the block of {blocks.title} drafts {slots} tokens at most"
         )

@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, I64, Graph, GraphBuilder
-from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
+from specrun.bindings.ggml.weights import TensorStore
 from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
+    HeadWeights,
     KeyValueCache,
-    LayerWeights,
     LengthGraphs,
     NativeShare,
     Places,
@@ -339,7 +338,7 @@ class PairSizes:
     n_layers: int = 1
 
 
-class PairHead(ABC):
+class PairHead(HeadWeights, ABC):
     """The weights of a head on the target's device. Close it between its cells and the target.
 
     `names` are the tensors of the file to load, those of the first layer beginning with `prefix`;
@@ -363,24 +362,18 @@ class PairHead(ABC):
         whole_rows: bool = False,
         n_threads: int = 0,
     ) -> None:
+        super().__init__(file, names, target, n_threads)
         self.sizes = sizes
-        self.n_params = file.header.n_parameters
         n_drafted = None if drafted is None else len(drafted)
         self.depth_params = multiplied_of_pair(file, target, n_drafted)
         self.ranks = min(ranks, sizes.vocab_size)
         self.whole_rows = whole_rows
-        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self.device)
-        self._stores: list[TensorStore] = []
         self._drafted_ids: Tensor | None = None
         # The target's tokens by the head's, if these differ.
         self._target_ids = drafted
         self._target_vocab_size = target.vocabulary.size
         try:
-            self._weights = load_tensors(file.path, self.device, names)
-            self._stores.append(self._weights)
-            self._file = LayerWeights(self._weights.find, "")
-            self._layer = LayerWeights(self._weights.find, prefix)
+            self._file, self._layer = self.tensors(), self.tensors(prefix)
             self.embedding = self._file.get(_EMBEDDING) or self._target.embedding()
             self.output = self._file.get(_OUTPUT) or self._target_output()
             self.n_embeddings = self.embedding.shape[1]
@@ -388,21 +381,9 @@ class PairHead(ABC):
             self.close()
             raise
 
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs of all cells."""
-        return self.device.native_seconds
-
     def cells(self, n_cells: int) -> PairCells:
         """Return room for `n_cells` pairs of one conversation, none of them known."""
         return PairCells(self, n_cells)
-
-    def close(self) -> None:
-        """Free weights and device; calling it again does nothing."""
-        while self._stores:
-            self._stores.pop().close()
-        self._target.close()
-        self.device.close()
 
     # -- the parts of a kind of head ---------------------------------------------------------------
 

@@ -12,9 +12,7 @@ from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
 from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RankedTokens
-from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
 from specrun.runtime.heads.states import RowPiece, TextRows
-from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.trees.tree import ROOT
 
@@ -60,21 +58,6 @@ class EagleState(TextRows[EagleRows]):
             root = self.said(tokens)
         self._states = None if root is None else root.states
         return root
-
-    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Forget all nodes; return a plan's children after the last token, by one graph.
-
-        None if the last pair is not known, there is no room for all of it, or the head has no
-        graph for it.
-        """
-        self._states = None
-        piece = self.due(tokens, MOST_CHAIN_ROWS)
-        if piece is None or plan.n_drafted > self.room:
-            return None
-        named = self._cells.tree(plan, piece, tokens[-1])
-        if named is not None:
-            self.settle(piece)
-        return named
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
@@ -148,10 +131,6 @@ class EagleSource(StatesSource[EagleState]):
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many nodes have cells behind the text's pairs."""
         return self.state.room
-
-    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
-        """Name a tree in one graph, if the head has one."""
-        return self.state.tree(request.tokens, plan)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the pairs that wait; None if the state before the last token is unknown."""

@@ -29,7 +29,6 @@ from specrun.runtime.heads import (
     AttentionSizes,
     FloatRows,
     HeadFile,
-    LayerWeights,
     Places,
     decoder_layer,
     layer_attention,
@@ -172,7 +171,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
     """Return all tensors of the file that are used, checked."""
     h = sizes.hidden
     names = [file.require("eagle.fc.weight", (2 * h, h))]
-    names += layer_tensor_names(file, "eagle.", sizes.attention)
+    names += layer_tensor_names(file, "eagle.", sizes.attention, hidden=h, reads=h)
     for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
         if name in file:
             names.append(file.require(name, shape))
@@ -343,8 +342,6 @@ def _eagle3_tensor_names(
         "blk.0.attn_norm_2.weight": (h,),
         "output_norm.weight": (h,),
     }
-    for layer in range(sizes.n_layers):
-        shapes |= _layer_shapes(file, sizes, layer)
     if MASK_FEATURES in file:
         shapes[MASK_FEATURES] = (sizes.features,)
     if file.flag("norm_before_fc"):
@@ -375,29 +372,13 @@ def _eagle3_tensor_names(
                 f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's "
                 f"is for states of {target.n_embd} numbers, not {h}"
             )
-    return tuple(file.require(name, shape) for name, shape in shapes.items())
-
-
-def _layer_shapes(file: HeadFile, sizes: PairSizes, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer; the first reads the embedding beside the state."""
-    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
-    reads = h if layer else 2 * h
-    matrices = {
-        "attn_q": (reads, attention.size),
-        "attn_k": (reads, attention.kv_size),
-        "attn_v": (reads, attention.kv_size),
-        "attn_output": (attention.size, h),
-        "ffn_gate": (h, wide),
-        "ffn_up": (h, wide),
-        "ffn_down": (wide, h),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (h,), "ffn_norm.weight": (h,)}
-    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
-    optional: dict[str, tuple[int, ...]] = {f"{n}.bias": s[1:] for n, s in matrices.items()}
-    optional |= {f"attn_{part}_norm.weight": (attention.head_size,) for part in "qk"}
-    block = f"blk.{layer}."
-    shapes |= {name: shape for name, shape in optional.items() if block + name in file}
-    return {block + name: shape for name, shape in shapes.items()}
+    names = [file.require(name, shape) for name, shape in shapes.items()]
+    for layer in range(sizes.n_layers):
+        # The first reads the embedding beside the state.
+        reads, norms = h if layer else 2 * h, ("attn_norm", "ffn_norm")
+        block = f"blk.{layer}."
+        names += layer_tensor_names(file, block, attention, hidden=h, reads=reads, norms=norms)
+    return tuple(names)
 
 
 class Eagle3Head(PairHead):
@@ -420,11 +401,11 @@ class Eagle3Head(PairHead):
         self.name = os.path.basename(file.path)
         super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
         try:
-            if VOCABULARY_MAP in self._weights:
-                self._target_ids = _target_ids(self._weights, file, target)
+            if VOCABULARY_MAP in file:
+                self._target_ids = _target_ids(self._stores[0], file, target)
             self.mask_features: FloatRows | None = None
             if self.mask is not None:
-                features = self._weights.read(MASK_FEATURES, np.float32)
+                features = self._stores[0].read(MASK_FEATURES, np.float32)
                 self.mask_features = features.astype(np.float32, copy=False).reshape(1, -1)
         except BaseException:
             self.close()
@@ -456,7 +437,7 @@ class Eagle3Head(PairHead):
         x = builder.concat(tokens, normed)
         z = decoder_layer(builder, self._layer, x, residual, places, eps, factors)
         for layer in range(1, self.sizes.n_layers):
-            weights = LayerWeights(self._weights.find, f"blk.{layer}.")
+            weights = self.tensors(f"blk.{layer}.")
             x = builder.rms_norm(z, weights["attn_norm.weight"], eps)
             z = decoder_layer(builder, weights, x, z, places, eps, factors, layer)
         read = builder.rms_norm(z, self._file["output_norm.weight"], eps)

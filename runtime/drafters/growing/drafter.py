@@ -118,7 +118,7 @@ class GrowingDrafter(Drafter):
         self.embedding_inputs = source.embedding_inputs
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
-        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self._depth = shape.max_depth
         self._plans: ShapePlans | None = None
         # Whether no stop reads the distributions; then an answer's settings, whether whole trees
         # are named for it, else the distributions of its rows if a draft depends on nothing else.

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, load_tensors
+from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
 from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile, stored_accuracy
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
+    HeadWeights,
     KeyValueCache,
-    LayerWeights,
     LengthGraphs,
     NativeShare,
     RankedTokens,
@@ -68,9 +67,10 @@ class PrefixLayer:
         if not file.flag("prefix_layer"):
             return None
         attention = layer_attention(file)
-        names = layer_tensor_names(file, _PREFIX, attention)
+        h = attention.size
+        names = layer_tensor_names(file, _PREFIX, attention, hidden=h, reads=h)
         for norm in ("attn_norm", "output_norm"):
-            names.append(file.require(f"{_PREFIX}{norm}.weight", (attention.size,)))
+            names.append(file.require(f"{_PREFIX}{norm}.weight", (h,)))
         return PrefixLayer(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
 
 
@@ -112,7 +112,7 @@ class PrefixCells:
 
         The graph gets the inputs that `fill_chain` fills, and reads the first `length` cells.
         """
-        weights, eps = self._head.prefix_weights, self._layer.norm_eps
+        weights, eps = self._head.tensors(_PREFIX), self._layer.norm_eps
         x = builder.input("rows", F32, self._layer.attention.size, n)
         # The residual is the state itself, as in Llama's layers;
         # only attention reads the normed one.
@@ -250,7 +250,7 @@ class _HeadTensors:
         return [name for pair in pairs for name in pair if name is not None]
 
 
-class HydraHead:
+class HydraHead(HeadWeights):
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
     `prefix` is the prefix layer if there is one: the heads then read its result. `ranks[k]` is
@@ -272,7 +272,6 @@ class HydraHead:
         file.check_target(target)
         self.n_heads = file.size("head_count", _MAX_HEADS)
         self.accuracy = stored_accuracy(file, self.n_heads)
-        self.n_params = file.header.n_parameters
         self.prefix = PrefixLayer.read(file)
         self._grounded = file.flag("grounded", default=True)
         self.hidden = target.n_embd
@@ -287,14 +286,9 @@ class HydraHead:
         self.evaluated_params = own + shared * self.hidden * self.vocab_size
         self.whole_rows = whole_rows
         self._ranks: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, int], Graph] = {}
-        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self.device)
-        self._weights: TensorStore | None = None
+        super().__init__(file, names, target, n_threads)
+        self._file = self.tensors()
         try:
-            self._weights = load_tensors(path, self.device, names)
-            self._file = LayerWeights(self._weights.find, "")
-            self.prefix_weights = LayerWeights(self._weights.find, _PREFIX)
             self.embedding = self._target.embedding() if self._grounded else None
             self._output = self._target.output() if shared else None
             if ranks is not None:
@@ -302,11 +296,6 @@ class HydraHead:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs of heads, chains and prefix layer, of all cells."""
-        return self.device.native_seconds
 
     def cells(self, n_cells: int) -> HydraCells:
         """Return the parts of one conversation, with room for `n_cells` in the prefix layer."""
@@ -354,15 +343,6 @@ class HydraHead:
         """The parameters of one head, and of the output matrix that it reads."""
         return self.evaluated_params / self.n_heads
 
-    def close(self) -> None:
-        """Free graphs, weights and device; calling it again does nothing."""
-        self._close_graphs()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-        self._target.close()
-        self.device.close()
-
     def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
@@ -394,10 +374,6 @@ class HydraHead:
             tokens[:n], tokens[n:] = paths, 0
         graph.compute()
         return n, graph
-
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
 
     def _build(self, head: int, n: int) -> Graph:
         """Return the graph of a head for n paths."""

@@ -14,9 +14,7 @@ from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.drafters.tree_options import Drafts, TreeOptions, head_tree, ranks_by_depth
-from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
-from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
-from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
+from specrun.runtime.heads.states import FloatRows, TextRows
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
 from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
@@ -35,60 +33,29 @@ from specrun.runtime.trees import DynamicShape, Topology
 # committed, and no drafts among them.
 
 
-class HydraState(TextRows[FloatRows]):
-    """The positions of a text are rows of the target's hidden states.
+class HydraSource(StatesSource[TextRows[FloatRows]]):
+    """Hydra's heads below the target's own token, from the hidden state that it came from.
 
-    The result of the heads after them is the state [hidden] that they read. Without a prefix layer
-    no row lies in a cell anywhere, there is room for all, and only the last one is read.
+    The positions of a text are rows of the target's hidden states; the result after them is the
+    state [hidden] that the heads read. Without a prefix layer no row lies in a cell anywhere, there
+    is room for all, and only the last one is read.
     """
-
-    def __init__(self, cells: HydraCells) -> None:
-        prefix = cells.prefix
-        n_cells = sys.maxsize if prefix is None else prefix.n_cells
-        super().__init__(self._evaluate_states, n_cells, ahead=0, reads_all=prefix is not None)
-        self._cells = cells
-
-    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Return the children in a plan's tree after the last token of a text, evaluated at once.
-
-        None if the state before that is not known, or the heads have no graph for it.
-        """
-        piece = self.due(tokens, MOST_CHAIN_ROWS)
-        if piece is None:
-            return None
-        named = self._cells.tree(plan, piece, tokens[-1])
-        if named is not None:
-            self.settle(piece)
-        return named
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy the positions of the prefix layer."""
-        own, its = self._heads.prefix, other._heads.prefix
-        if own is not None and its is not None:
-            own.copy(its, count)
-        return True
-
-    def _evaluate_states(self, piece: RowPiece) -> FloatRows:
-        state: FloatRows = self._cells.states(piece.rows, piece.position, piece.count)[-1]
-        return state
-
-
-class HydraSource(StatesSource[HydraState]):
-    """Hydra's heads below the target's own token, from the hidden state that it came from."""
 
     names_trees = True
 
     def __init__(self, cells: HydraCells) -> None:
-        head = cells.head
-        super().__init__(HydraState(cells), cells, head.n_params, head.depth_params)
+        head, prefix = cells.head, cells.prefix
+        state = TextRows[FloatRows](
+            lambda piece: cells.states(piece.rows, piece.position, piece.count)[-1],
+            sys.maxsize if prefix is None else prefix.n_cells,
+            ahead=0,
+            reads_all=prefix is not None,
+        )
+        super().__init__(state, cells, head.n_params, head.depth_params)
         self._cells, self.keeps_rows = cells, head.whole_rows
         self._read_state: FloatRows | None = None
         self._whole = False
         self._paths: list[list[int]] = []  # of the root and the nodes, from the last token on
-
-    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
-        """Name a tree in one graph, if the heads have one."""
-        return self.state.tree(request.tokens, plan)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the first head; None if the state before the last token is unknown."""

@@ -117,7 +117,7 @@ def _build_blocks(
 def _context_size(shape: Topology | DynamicShape, *, is_whole: bool) -> tuple[int, int]:
     """Return how many sequences and rows NextN blocks need; `is_whole`: for a tree at once."""
     n_sequences, width = draft_size(shape)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    depth = shape.max_depth
     if is_whole:
         width = (
             1 + shape.topk * (depth - 1)
@@ -132,8 +132,7 @@ def _check_depth(
     expression: Expression, model: Model, shape: Topology | DynamicShape, blocks: int
 ) -> None:
     """Raise `OptionError` for drafts deeper than there are blocks, if there are several."""
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
-    if blocks and depth > blocks:
+    if blocks and shape.max_depth > blocks:
         is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         kind = "n is" if is_chain else "a tree has a depth of"
         limit = f"{blocks} NextN blocks, one for each token, so {kind} at most {blocks}"

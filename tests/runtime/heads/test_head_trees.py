@@ -94,7 +94,7 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
 
 def depth_by_depth(drafter: GrowingDrafter) -> GrowingDrafter:
     """The reference: no graph of whole trees is asked for, and the drafter grows them itself."""
-    drafter.source.state.tree = lambda *_: None  # type: ignore[method-assign]
+    drafter.source.named = lambda *_: None  # type: ignore[method-assign]
     return drafter
 
 
@@ -104,7 +104,7 @@ def check_rounds(
     """Compare the trees of two equal heads along a random text; return them."""
     rng = np.random.default_rng(seed)
     asked: list[DraftTree] = []
-    inner = once.source.state.tree
+    inner = once.source.named
 
     def noted(*arguments: Any) -> Any:
         named = inner(*arguments)
@@ -112,7 +112,7 @@ def check_rounds(
             pytest.fail(NO_GRAPH)
         return named
 
-    once.source.state.tree = noted  # type: ignore[method-assign]
+    once.source.named = noted  # type: ignore[method-assign]
     n_features = (
         once.source.state._cells.head.sizes.features
         if isinstance(once.source, EagleSource)
@@ -276,6 +276,11 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
     """Trees that the cells do not hold as a whole, and heads of fewer tokens than branches."""
     shape = DynamicShape(4, 4, 16)
     drafter = opened("eagle", shape)
+
+    def tree(tokens: list[int]) -> Any:
+        request = DraftRequest(tokens, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
+        return drafter.source.named(request, drafter._plans.of(4))
+
     with closing(drafter):
         state = drafter.source.state
         assert isinstance(drafter.source, EagleSource)
@@ -283,10 +288,10 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
         text = np.arange(room + 1) % VOCAB
         rows = np.zeros((room + 1, HIDDEN), np.float32)
         state.learn(0, rows[:room], text.tolist())
-        assert state.tree(text.tolist(), drafter._plans.of(4)) is not None
+        assert tree(text.tolist()) is not None
         longer = [*text.tolist(), 1]
         state.learn(room, rows[:1], longer)
-        assert state.tree(longer, drafter._plans.of(4)) is None
+        assert tree(longer) is None
         request = DraftRequest(longer, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
         assert len(drafter.propose(request)) > 4
 

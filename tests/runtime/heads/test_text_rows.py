@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from support.head_chains import PairChainByDepth, chain_plan, eagle_drafter, whole_places
 from support.interrupts import Interrupted
 
-from specrun.runtime.drafters.eagle import EagleRows, EagleState
+from specrun.runtime.drafters import states_source
+from specrun.runtime.drafters.eagle import EagleRows, EagleSource, EagleState
 from specrun.runtime.drafters.eagle import source as eagle_state
-from specrun.runtime.drafters.hydra import HydraState
+from specrun.runtime.drafters.hydra import HydraSource
 from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TextRows, TreePlan
 from specrun.runtime.heads import states as states_module
 from specrun.runtime.laws import SamplingParams, SeededNoise
@@ -84,6 +86,17 @@ class NoChains(SummingHead):
         return None
 
 
+def asking(text: Sequence[int]) -> DraftRequest:
+    return DraftRequest(text, SamplingParams(temperature=0.0), SeededNoise(0), 9, 9)
+
+
+def state_of(kind: type[EagleSource | HydraSource], head: Any) -> Any:
+    """The state of a source, which names trees as the source does."""
+    source = kind(head)
+    source.state.tree = lambda text, plan: source.named(asking(text), plan)  # type: ignore[union-attr]
+    return source.state
+
+
 def feature(text: Sequence[int], position: int) -> list[float]:
     return [float(sum((i + 1) * token for i, token in enumerate(text[: position + 1])) % 97)]
 
@@ -108,7 +121,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
     fresh head's."""
     random = np.random.default_rng(seed)
     head = kind()
-    state = EagleState(head)
+    state = state_of(EagleSource, head)
     text: list[int] = []
     drafted = 0
     for _ in range(80):
@@ -157,7 +170,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
 def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
     """The pairs before it are given up; those after it are what a head says that saw no more."""
     text = np.random.default_rng(missing).integers(0, VOCAB, 30).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(EagleSource, SummingHead())
     state.learn(0, features(text, 0, 9), text[:10])
     start = 9 + missing
     state.learn(start, features(text, start, len(text) - 1 - start), text)
@@ -170,7 +183,7 @@ def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
 def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
     """The session shows the state before its last token once more."""
     text = np.random.default_rng(3).integers(0, VOCAB, 12).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(EagleSource, SummingHead())
     state.learn(0, features(text, 0, 11), text)
     assert state.tree(text, chain_plan(3)) is not None
     state.begin(text)
@@ -185,14 +198,15 @@ def test_a_chain_is_not_longer_than_the_cells() -> None:
     drafter = eagle_drafter(head, Topology.chain(5))
     text = list(range(head.n_cells))
     drafter.source.state.learn(0, features(text, 0, head.n_cells - 2), text)
-    assert drafter.source.state.tree(text[:-1], chain_plan(5)) is None
-    request = DraftRequest(text[:-1], SamplingParams(temperature=0.0), SeededNoise(0), 9, 9)
-    assert len(drafter.propose(request)) == 3  # two cells are left, and the first needs none
+    assert drafter.source.named(asking(text[:-1]), chain_plan(5)) is None
+    assert (
+        len(drafter.propose(asking(text[:-1]))) == 3
+    )  # two cells are left, and the first needs none
 
 
 def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
     head = SummingHead()
-    state = EagleState(head)
+    state = state_of(EagleSource, head)
     text = list(range(90))
     for position in range(80):
         state.learn(position, features(text, position, 1), text)
@@ -203,7 +217,7 @@ def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
 
 def test_an_interrupted_evaluation_loses_nothing() -> None:
     head = SummingHead()
-    state = EagleState(head)
+    state = state_of(EagleSource, head)
     text = list(range(20, 40))
     state.learn(0, features(text, 0, 9), text)
     for ask in (lambda: state.root(text[:10]), lambda: state.tree(text[:10], chain_plan(3))):
@@ -222,7 +236,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     """After a drafted end token nothing follows; the next prompt does, and its states begin one
     position later."""
     text = np.random.default_rng(5).integers(0, VOCAB, 20).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(EagleSource, SummingHead())
     state.learn(0, features(text, 0, 10), text[:10])  # of the last token, too
     assert state.root(text[:10]) is not None
     state.begin(text)
@@ -237,7 +251,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     assert state.base == 10
 
 
-FILES = [states_module.__file__, eagle_state.__file__]
+FILES = [states_module.__file__, eagle_state.__file__, states_source.__file__]
 
 
 def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
@@ -264,11 +278,11 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
     pairs and no more."""
     text = np.random.default_rng(6).integers(0, VOCAB, 95).tolist()
     with Interrupted(files=FILES) as counting:
-        for step in use(EagleState(SummingHead()), text):
+        for step in use(state_of(EagleSource, SummingHead()), text):
             step()
     assert counting.lines > 150
     for at in range(1, counting.lines + 1):
-        state = EagleState(SummingHead())
+        state = state_of(EagleSource, SummingHead())
         with Interrupted(at, FILES):
             for step in use(state, text):
                 step()
@@ -288,7 +302,7 @@ class SummingLayer:
     """Heads that name what a prefix layer says: the sum of what it sees, each state times its
     position."""
 
-    n_cells = 70
+    n_cells, n_params, depth_params, whole_rows = 70, 0, 0.0, False
 
     def __init__(self) -> None:
         self.evaluated: list[int] = []
@@ -297,6 +311,8 @@ class SummingLayer:
     @property
     def prefix(self) -> SummingLayer:
         return self
+
+    head = prefix
 
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         self.evaluated.append(len(states))
@@ -315,7 +331,7 @@ class SummingLayer:
 def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
     random = np.random.default_rng(seed)
     layer = SummingLayer()
-    state = HydraState(layer)
+    state = state_of(HydraSource, layer)
     text = random.integers(1, 9, 4).tolist()
     state.begin(text)
     state.learn(0, features(text, 0, 3), text)
@@ -339,7 +355,7 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
 
 def test_positions_that_were_not_drafted_from_share_an_evaluation() -> None:
     layer = SummingLayer()
-    state = HydraState(layer)
+    state = state_of(HydraSource, layer)
     text = list(range(70))
     for position in range(67):
         state.learn(position, features(text, position, 1), text)

@@ -16,7 +16,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head
-from specrun.runtime.drafters.eagle.parallel import ParallelCells, ParallelState
+from specrun.runtime.drafters.eagle.parallel import ParallelState
 from specrun.runtime.language import quoted
 
 HIDDEN, VOCAB, MASK, TEXT = 32, 320, 7, 20
@@ -60,8 +60,7 @@ def test_rows_are_the_references(
     path = tiny.write(tmp_path / "p.gguf", tiny_deep_model)
     head = Eagle3Head(path, target, ranks=1, whole_rows=True, n_threads=1)
     assert head.mask == MASK
-    cells = ParallelCells(head, head.cells(64), 5)
-    state = ParallelState(cells)
+    state = ParallelState(head, head.cells(64), 5)
     random = np.random.default_rng(3)
     tokens = random.integers(0, VOCAB, TEXT + 4).tolist()
     features = random.normal(size=(TEXT + 4, 3 * HIDDEN)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.growing.draft import Draft
-from specrun.runtime.drafters.hydra import HydraState
+from specrun.runtime.drafters.hydra import HydraSource
 from specrun.runtime.heads import NamedChildren, RankedTokens, RowPiece, TreePlan
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law
@@ -177,7 +178,21 @@ def test_each_path_has_best_tokens_of_its_own(shape: Topology | DynamicShape) ->
 # -- the state -------------------------------------------------------------------------------------
 
 
-class SumLayer:
+class NoLayer:
+    """Heads that read the target's own states."""
+
+    prefix: Any = None
+    n_params, depth_params, whole_rows = 0, 0.0, False
+
+    @property
+    def head(self) -> NoLayer:
+        return self
+
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+        return states
+
+
+class SumLayer(NoLayer):
     """Heads below a layer whose output is the sum of what it sees, each state times its position:
     any mistake shows."""
 
@@ -185,10 +200,7 @@ class SumLayer:
 
     def __init__(self) -> None:
         self._cells = np.zeros(self.n_cells)
-
-    @property
-    def prefix(self) -> SumLayer:
-        return self
+        self.prefix = self
 
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         for i, state in enumerate(states):
@@ -196,15 +208,6 @@ class SumLayer:
         return np.array(
             [[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32
         )
-
-
-class NoLayer:
-    """Heads that read the target's own states."""
-
-    prefix = None
-
-    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
-        return states
 
 
 def state_of(text: Sequence[int], position: int) -> float:
@@ -227,7 +230,7 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
 ) -> None:
     """Answers that share beginnings with earlier ones, whose cached part the prompt's states leave
     out."""
-    kept = HydraState(SumLayer() if layered else NoLayer())  # type: ignore[arg-type]
+    kept = HydraSource(SumLayer() if layered else NoLayer()).state  # type: ignore[arg-type]
     text: list[int] = []
     cached: list[int] = []
     for number, (shared, new, begins) in enumerate(rounds):
@@ -266,7 +269,7 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
 
 def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
     layer = SumLayer()
-    kept = HydraState(layer)  # type: ignore[arg-type]
+    kept = HydraSource(layer).state  # type: ignore[arg-type]
     text = list(range(60))
     kept.learn(0, np.ones((3, 1), np.float32), text)
     kept.learn(10, np.ones((2, 1), np.float32), text)  # positions 3 to 9 are missing
