@@ -169,13 +169,6 @@ class TextRows(Generic[Said]):
         then sees less of the text, which costs acceptance and nothing else.
         """
         base, count, end, pending, last, said, early = self._held
-        after, n_known = start + len(rows), len(tokens) - self._ahead
-        follow = start == end > base and early is None and start < after <= n_known
-        if follow and after - base <= self._most and after - base - count <= self._chunk:
-            # The usual round: rows that follow those that are known, with all their tokens.
-            self._text[start:] = tokens[start : after + self._ahead]
-            self._held = base, count, after, (*pending, rows), last, said, None
-            return
         # The row that came too early has its token now: it goes in front of the new ones.
         if early is not None and start == end + 1:
             start, rows = end, np.concatenate([early, rows])
@@ -190,7 +183,7 @@ class TextRows(Generic[Said]):
             self._drop_first(start + len(rows) - base - self.window)
             base, count, end, pending, last, said, early = self._held
         known = end
-        ready = min(len(rows), n_known - start)  # whose tokens are known
+        ready = min(len(rows), len(tokens) - self._ahead - start)  # whose tokens are known
         end = max(known, min(start + ready, base + self._most))
         early = early if end == known else None
         # The row that has no token yet is kept, or the next round would begin behind a gap.
@@ -242,24 +235,14 @@ class TextRows(Generic[Said]):
         Earlier ones are put into their cells. None if the last row is not known. Their
         evaluation is confirmed by `settle`, and otherwise they are due again.
         """
-        base, count, end, pending, _, _, _ = self._held
-        # As in most rounds: one piece waits, and nothing is left of it to be put into cells.
-        if len(pending) == 1 and end - base - count <= most and end == len(tokens) - 1:
-            position = base + count
-            own = self._text[position + self._ahead : end + self._ahead]
-            if own[-1] == tokens[end - 1 + self._ahead]:
-                return RowPiece(own, pending[0], position, count)
         if not self._is_known(tokens):
             return None
-        if end == base + count:
+        if not self._n_pending:
             self._return_last()
-            return self._piece(1) if self._n_pending else None
         # At least one row stays for the draft's own graph, which needs a row to go on from.
-        waiting = end - base - count
-        while waiting > most:
+        while (waiting := self._n_pending) > most:
             self._put(min(self._chunk, waiting - 1))
-            waiting = self._n_pending
-        return self._piece(waiting)
+        return self._piece(waiting) if waiting else None
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
         """Note that the first pending rows lie in their cells, and the head's result then."""

@@ -238,17 +238,14 @@ class PlannedTrees:
         """
         if len(plan.ranks) > MOST_DEPTHS or len(piece) > MOST_CHAIN_ROWS:
             return None
-        # Added up here, not by a `with` block: its two calls would be made in every round.
-        share, before = self._share, self._share.device.native_seconds
-        try:
-            trees = self._trees_of(plan)
-            return None if trees is None else trees.run(piece, last)
-        except UnsupportedModelError:
-            self._forget(len(plan.ranks))
-            self._of_depth[len(plan.ranks)] = plan, None
-            return None
-        finally:
-            share.seconds += share.device.native_seconds - before
+        with self._share:
+            try:
+                trees = self._trees_of(plan)
+                return None if trees is None else trees.run(piece, last)
+            except UnsupportedModelError:
+                self._forget(len(plan.ranks))
+                self._of_depth[len(plan.ranks)] = plan, None
+                return None
 
     def _trees_of(self, plan: TreePlan) -> TreeGraphs | None:
         depth = len(plan.ranks)

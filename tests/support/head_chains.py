@@ -85,15 +85,3 @@ def pair_chain(
         drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
     return NamedChildren(drafted, np.cumsum(log_probs, dtype=np.float32))
-
-
-def hydra_chain(
-    head: Any, states: np.ndarray, position: int, count: int, token: int, n: int
-) -> NamedChildren:
-    state = head.states(states, position, count)[-1]
-    path, log_probs = [token], []
-    for _ in range(n):
-        best = head.best_laws(state, [path])
-        path.append(int(best.tokens[0, 0]))
-        log_probs.append(best.log_probs[0, 0])
-    return NamedChildren(path[1:], np.cumsum(log_probs, dtype=np.float32))

@@ -35,7 +35,7 @@ class ParallelState(SlotState):
     def __init__(self, head: Eagle3Head, pairs: PairCells, n_slots: int, window: int = 0) -> None:
         step = max(1, window // 4)  # as an EAGLE head's
         n_cells, drop = pairs.n_cells - n_slots, pairs.drop
-        super().__init__(self._put, n_cells, ahead=1, window=window, drop=drop, step=step)
+        super().__init__(self._evaluate_real, n_cells, ahead=1, window=window, drop=drop, step=step)
         self.cells = self._pairs = pairs
         self._head, self.n_slots = head, n_slots
 
@@ -49,7 +49,7 @@ class ParallelState(SlotState):
         self.settle(piece)
         return MarginalRows(list(rows[len(piece) - 1 :]))
 
-    def _put(self, piece: RowPiece) -> EagleRows:
+    def _evaluate_real(self, piece: RowPiece) -> EagleRows:
         return self._evaluated(piece, 0)
 
     def _evaluated(self, piece: RowPiece, n_masks: int) -> EagleRows:
