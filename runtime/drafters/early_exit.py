@@ -227,7 +227,8 @@ class EarlyExitSource(Source):
     """
 
     def __init__(self, cells: ExitCells, n_params: int = 0) -> None:
-        self._cells, self._n_params = cells, n_params
+        # Of the first layers and the output matrix, which are the target's.
+        self._cells, self.n_params, self.depth_params = cells, n_params, float(n_params)
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are left behind the text."""
@@ -246,11 +247,6 @@ class EarlyExitSource(Source):
     def native_seconds(self) -> float:
         """Time in the graphs that this conversation ran."""
         return self._cells.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The parameters of the first layers and the output matrix, which are the target's."""
-        return self._n_params
 
     def close(self) -> None:
         """Free the cells."""

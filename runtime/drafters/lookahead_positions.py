@@ -115,7 +115,7 @@ class LookaheadSource(Source):
     reads_logits = rows_by_depth = True
 
     def __init__(self, file: LookaheadFile) -> None:
-        self._file, self.embedding_inputs = file, file.inputs
+        self.embedding_inputs, self.n_params = file.inputs, file.n_params
         # The rows, and how many tokens there were.
         self.rows: tuple[list[npt.NDArray[np.float32]], int] = ([], 0)
         self._depth = 0
@@ -134,16 +134,6 @@ class LookaheadSource(Source):
         """Return the row of the next position: it does not see drafts."""
         self._depth += 1
         return NodeRows(self.rows[0][self._depth : self._depth + 1])
-
-    @property
-    def n_params(self) -> int:
-        """The embeddings' numbers."""
-        return self._file.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """None: the target's own evaluation drafts."""
-        return 0.0
 
 
 class ParallelDrafter(GrowingDrafter):

@@ -268,6 +268,8 @@ class MedusaSource(Source):
 
     def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
         self._heads, self.keeps_rows = heads, heads.whole_rows
+        self.n_params = heads.n_params
+        self.depth_params = heads.evaluated_params / heads.n_heads
         self._native = NativeShare(heads.device)
         if together is not None and not self.keeps_rows:
             self.shared = Shared(together)
@@ -301,12 +303,6 @@ class MedusaSource(Source):
         """Name a tree of the heads' tokens; None without the state of this text."""
         state = self._state_of(request)
         return None if state is None else self._children(self._say(state), plan)
-
-    def root(self, request: DraftRequest, highest: int) -> None:
-        """Return None: trees are named as a whole."""
-
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Return None: likewise."""
 
     def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
         """Return each head's row, of the token at its depth."""
@@ -364,16 +360,6 @@ class MedusaSource(Source):
         """Time in the heads' graph that this conversation ran."""
         shared = 0.0 if self.shared is None else self.shared.native_seconds
         return self._native.seconds + shared
-
-    @property
-    def n_params(self) -> int:
-        """The heads' parameters."""
-        return self._heads.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """A head's, and the output matrix that it reads."""
-        return self._heads.evaluated_params / self._heads.n_heads
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

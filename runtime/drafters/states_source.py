@@ -30,8 +30,8 @@ from specrun.runtime.round.target import EvaluatedRows
 _ROOT_ROWS = (0,)  # those of most rounds
 
 
-def seen_window(options: ExpressionOptions, env: DraftEnvironment) -> int:
-    """Return how many of the last positions a head sees by `window=`, 0: all of them."""
+def seen_window(options: ExpressionOptions, env: DraftEnvironment, trained: int) -> int:
+    """Return how many of the last positions a head sees by `window=` and its file, 0: all."""
     window = options.optional_integer("window")
     if window is not None and window < 1:
         raise OptionError(f"window is {window}: give at least 1, or leave it out")
@@ -39,7 +39,7 @@ def seen_window(options: ExpressionOptions, env: DraftEnvironment) -> int:
         problem = "a head with a window has no longer seen the whole of a text that was changed"
         advice = "leave window out, or take an exact rule"
         raise OptionError(f"{problem}, and this rule's text depends on its rows: {advice}")
-    return 0 if window is None or window >= env.n_ctx else window
+    return min((each for each in (window or 0, trained) if 0 < each < env.n_ctx), default=0)
 
 
 class Cells(Owned, Protocol):
@@ -79,7 +79,7 @@ class StatesSource(Source, Generic[StateT]):
         taps: Sequence[int] = (),
     ) -> None:
         self.state, self._owned = state, cells
-        self._n_params, self._depth_params = n_params, depth_params
+        self.n_params, self.depth_params = n_params, depth_params
         self._taps, self.layer_inputs = taps, tuple(sorted(set(taps)))
         self.needs_hidden_states = not (taps or self.needs_nextn_states)
         self._prompt: list[int] = []
@@ -146,16 +146,6 @@ class StatesSource(Source, Generic[StateT]):
     def native_seconds(self) -> float:
         """Time in the graphs that this conversation ran."""
         return self._owned.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The head's parameters."""
-        return self._n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters of the head and of its output matrix."""
-        return self._depth_params
 
     def close(self) -> None:
         """Free the cells."""

@@ -210,20 +210,19 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     a chain.
     """
     path = model_file_of(expression, env)
-    threads, seen = env.context.n_threads, seen_window(options_of(expression), env)
+    options, threads = options_of(expression), env.context.n_threads
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
     )
-    windows = seen, drafter.file.window
-    window = min((each for each in windows if 0 < each < env.n_ctx), default=0)
-    context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
-
-    def start(n_slots: int) -> BlockState:
-        return BlockState(drafter.cells(context, n_slots, env.meeting), window)
-
     try:
-        drafter.file.check_threshold(options_of(expression).number("p_min", 0.0))
+        drafter.file.check_threshold(options.number("p_min", 0.0))
+        window = seen_window(options, env, drafter.file.window)
+        context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
+
+        def start(n_slots: int) -> BlockState:
+            return BlockState(drafter.cells(context, n_slots, env.meeting), window)
+
         return build_blocks(expression, env, drafter, drafter.blocks, start)
     except BaseException:
         drafter.close()

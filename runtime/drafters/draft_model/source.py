@@ -29,7 +29,8 @@ class DraftModelSource(Source):
 
     def __init__(self, state: DraftModelState, shape: Topology | DynamicShape) -> None:
         self.state, self.context = state, state.context
-        self.shared = state.part
+        self.shared, model = state.part, self.context.model
+        self.n_params, self.depth_params = model.n_params, multiplications(model)
         self._shape, self._is_chain = shape, isinstance(shape, Topology) and shape.n_leaves == 1
         n_sequences = draft_size(shape)[0]
         self.keeps_rows = self._is_chain or self.context.options.n_sequences > n_sequences
@@ -119,16 +120,6 @@ class DraftModelSource(Source):
     def native_seconds(self) -> float:
         """Time inside the draft model's evaluations."""
         return self.context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self.context.model.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The draft model's."""
-        return multiplications(self.context.model)
 
     def close(self) -> None:
         """Free the context."""

@@ -85,7 +85,7 @@ def _build(
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
     threads = env.context.n_threads
-    window = trained_window(file, seen_window(options, env), env.n_ctx)
+    window = seen_window(options, env, trained_window(file))
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row
 

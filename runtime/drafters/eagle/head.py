@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import eq
-from typing import Required, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -311,17 +310,6 @@ def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> 
     return own + target.n_embd * rows
 
 
-class PairOptions(TypedDict, total=False):
-    """How a head is opened: the results after each pair, and the number of threads.
-
-    `ranks` is how many tokens are named; `whole_rows` returns all logits, for draws.
-    """
-
-    ranks: Required[int]
-    whole_rows: bool
-    n_threads: int
-
-
 @dataclass(frozen=True, slots=True)
 class PairSizes:
     """The sizes of a head and of its layer."""
@@ -332,7 +320,6 @@ class PairSizes:
     """Of the target's features in a pair."""
     vocab_size: int
     """How many tokens it has."""
-    feed_forward: int
     norm_eps: float
     attention: AttentionSizes
     n_layers: int = 1
@@ -343,7 +330,8 @@ class PairHead(HeadWeights, ABC):
 
     `names` are the tensors of the file to load, those of the first layer beginning with `prefix`;
     embedding and output matrix are the target's if the file has none, of the tokens `drafted`
-    alone if these are given. For the other options see `PairOptions`.
+    alone if these are given. `ranks` is how many tokens are named after each pair; `whole_rows`
+    returns all logits, for draws.
     """
 
     taps: tuple[int, ...] = ()
@@ -356,11 +344,10 @@ class PairHead(HeadWeights, ABC):
         prefix: str,
         sizes: PairSizes,
         target: Model,
-        drafted: npt.NDArray[np.int32] | None = None,
-        *,
+        drafted: npt.NDArray[np.int32] | None,
         ranks: int,
-        whole_rows: bool = False,
-        n_threads: int = 0,
+        whole_rows: bool,
+        n_threads: int,
     ) -> None:
         super().__init__(file, names, target, n_threads)
         self.sizes = sizes

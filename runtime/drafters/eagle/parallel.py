@@ -73,7 +73,7 @@ def build_parallel(
     if options.optional("accuracy") is not None:
         raise OptionError(f"{expression}: accuracy= is of heads that draft one token after another")
     file = HeadFile(model_file_of(expression, env), expression.atom)
-    window = trained_window(file, seen_window(options, env), env.n_ctx)
+    window = seen_window(options, env, trained_window(file))
     head, tree = opened(), TreeOptions.of(expression)
     asked = [size for size in (tree.n, tree.depth) if isinstance(size, int)]
     n_slots = max(head.n_drafted, *asked, 1)

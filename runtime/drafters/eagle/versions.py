@@ -6,7 +6,6 @@ import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from specrun.bindings.ggml.graph import Rope
 from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_numbers
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.eagle.head import PairHead, PairOptions, PairSizes
+from specrun.runtime.drafters.eagle.head import PairHead, PairSizes
 from specrun.runtime.heads import (
     AttentionSizes,
     FloatRows,
@@ -132,7 +131,10 @@ class EagleHead(PairHead):
         path: str | os.PathLike[str],
         target: Model,
         draft_tokens: int | None = None,
-        **options: Unpack[PairOptions],
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
@@ -140,7 +142,8 @@ class EagleHead(PairHead):
         names = _tensor_names(file, sizes)
         if drafted is not None:
             sizes = replace(sizes, vocab_size=len(drafted))
-        super().__init__(file, names, "eagle.", sizes, target, drafted, **options)
+        made = sizes, target, drafted
+        super().__init__(file, names, "eagle.", *made, ranks, whole_rows, n_threads)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
@@ -161,7 +164,6 @@ def _sizes(file: HeadFile) -> PairSizes:
         hidden=attention.size,
         features=attention.size,
         vocab_size=file.size("vocab_size"),
-        feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=attention,
     )
@@ -303,7 +305,6 @@ def _eagle3_sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
         hidden=hidden,
         features=n_taps * target.n_embd,
         vocab_size=vocab_size,
-        feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
         n_layers=file.size("block_count", _MOST_LAYERS, default=1),
@@ -390,7 +391,13 @@ class Eagle3Head(PairHead):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "eagle3")
         layout = read_layout(file, target)
@@ -399,7 +406,8 @@ class Eagle3Head(PairHead):
         self._norm_output = layout.norm_output
         self.mask, self.n_drafted = layout.mask, layout.n_drafted
         self.name = os.path.basename(file.path)
-        super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
+        made = layout.tensors, "blk.0.", layout.sizes, target, None
+        super().__init__(file, *made, ranks, whole_rows, n_threads)
         try:
             if VOCABULARY_MAP in file:
                 self._target_ids = _target_ids(self._stores[0], file, target)
@@ -445,10 +453,9 @@ class Eagle3Head(PairHead):
         return (read if self._norm_output else z), read
 
 
-def trained_window(file: HeadFile, asked: int, n_ctx: int) -> int:
-    """Return how many of the last pairs a head sees, as requested and by its file; 0: all."""
-    windows = asked, file.size("attention.sliding_window", 1 << 30, default=1 << 30)
-    return min((each for each in windows if 0 < each < n_ctx), default=0)
+def trained_window(file: HeadFile) -> int:
+    """Return how many of the last pairs a file's head was trained to see; 1 << 30: all."""
+    return file.size("attention.sliding_window", 1 << 30, default=1 << 30)
 
 
 def is_head(path: str | os.PathLike[str]) -> bool:

@@ -6,7 +6,6 @@ A new method is a `Source`, and its builder; `growing` does all else.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +79,7 @@ Asked = Depth | TreePlan
 """An evaluation: a depth, or a whole tree that a source names."""
 
 
-class Source(ABC):
+class Source:
     """A method in one conversation: rows of logits after the nodes of a growing tree.
 
     `root` evaluates the end of the text, `below` one depth of a tree. Nodes are numbered from 0 in
@@ -109,29 +108,29 @@ class Source(ABC):
     """Whether it may name a whole tree of best tokens at once: `named`."""
     names_all_depths = False
     """Whether `named` costs the same at every depth."""
+    n_params = 0
+    """The parameters of the method's own models."""
+    depth_params = 0.0
+    """The parameters that a depth of a draft multiplies."""
 
     # -- the text ----------------------------------------------------------------------------------
 
-    def take_target(self, target: TargetModel) -> None:  # noqa: B027
+    def take_target(self, target: TargetModel) -> None:
         """Take the target that evaluates the conversation: see `Drafter.take_target`."""
 
-    def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027
+    def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer to a prompt."""
 
-    def take_over(self, other: Source, length: int) -> int:
-        """Take over another conversation's states of a text: see `Drafter.take_over`."""
-        return length
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Learn the target's states at prompt tokens: see `Drafter.learn_prompt`."""
 
-    def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
         """Read a prompt that the target has read up to `end`."""
 
-    def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
+    def observe(self, outcome: RoundOutcome) -> None:
         """Keep the state of the accepted tokens, whoever drafted them, and drop the rest."""
 
-    def rewind(self, length: int) -> None:  # noqa: B027
+    def rewind(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
 
     # -- a draft -----------------------------------------------------------------------------------
@@ -140,19 +139,19 @@ class Source(ABC):
         """Return how many nodes can be evaluated below a text."""
         return sys.maxsize
 
-    def expect(self, depth: int) -> None:  # noqa: B027
+    def expect(self, depth: int) -> None:
         """Note how deep the draft is going to be at most."""
 
-    @abstractmethod
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the end of the text, with `highest` the row's highest logits alone.
 
-        Return None if the method has no state of this text.
+        Return None if the method has no state of this text, or names whole trees alone.
         """
+        return None
 
-    @abstractmethod
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate tokens below nodes (or ROOT) of one depth; None if nothing follows there."""
+        return None
 
     def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
         """Name a plan's whole tree of best tokens; None if the method cannot, or has no state."""
@@ -184,15 +183,5 @@ class Source(ABC):
         """Time inside the evaluations of this conversation."""
         return 0.0
 
-    @property
-    def n_params(self) -> int:
-        """The parameters of the method's own models."""
-        return 0
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters that a depth of a draft multiplies."""
-        return self.n_params
-
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free the conversation's native memory; again does nothing."""
