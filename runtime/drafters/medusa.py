@@ -12,31 +12,24 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml.graph import Graph, GraphBuilder
-from specrun.bindings.ggml.tensor import F32, Tensor
+from specrun.bindings.ggml.tensor import F32
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting, Joint, Shared
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import Asked, Source
+from specrun.runtime.drafters.residual_heads import ResidualHeads
 from specrun.runtime.drafters.tree_options import (
     head_accuracy,
     head_tree,
     ranks_by_depth,
     verifiable,
 )
-from specrun.runtime.heads import (
-    HeadFile,
-    HeadWeights,
-    NamedChildren,
-    NativeShare,
-    TreePlan,
-    stored_accuracy,
-)
+from specrun.runtime.heads import HeadFile, NamedChildren, NativeShare, TreePlan
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning import TYPICAL_ACCURACY
 from specrun.runtime.planning.optimal_trees import medusa_tree
-from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 
@@ -50,8 +43,7 @@ from specrun.runtime.round.target import EvaluatedRows
 # vocab); metadata `medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
 
 
-_MAX_HEADS, _MAX_BLOCKS = 32, 16
-_OPERATIONS = 40  # of a graph for each head, beside two for each tensor of its blocks
+_OPERATIONS = 42  # of a graph for each head, beside four for each of its blocks
 MOST_STATES = 16
 """Hidden states of one evaluation: of several conversations, or of a whole text."""
 
@@ -67,7 +59,7 @@ class HeadsSaid:
     log_probs: list[npt.NDArray[np.float32]]
 
 
-class MedusaHead(HeadWeights):
+class MedusaHead(ResidualHeads):
     """The weights of a file's heads on the target's device. Close it before the target.
 
     They depend on the hidden state alone, so conversations share their graph, too.
@@ -84,20 +76,8 @@ class MedusaHead(HeadWeights):
     ) -> None:
         file = HeadFile(path, "medusa")
         file.check_target(target)
-        self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracy = stored_accuracy(file, self.n_heads)
-        self._names = _tensor_names(file, self.n_heads)
-        self._width, self._vocab_size = target.n_embd, target.vocabulary.size
-        # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
-        shared = sum(len(own) % 2 == 0 for own in self._names)
-        own = multiplied(file.header, file.header.tensors)
-        self.evaluated_params = own + shared * self._width * self._vocab_size
-        self.whole_rows = False
-        self._ranks: tuple[int, ...] = ()
-        self._probabilities = False
-        names = [name for head in self._names for name in head]
-        super().__init__(file, names, target, n_threads)
-        self._file = self.tensors()
+        self.whole_rows = self._probabilities = False
+        super().__init__(file, target, n_threads)
         try:
             if ranks is not None:
                 self.prepare(ranks)
@@ -112,53 +92,48 @@ class MedusaHead(HeadWeights):
 
         With `probabilities` it returns those, too, with `whole_rows` all logits.
         """
-        # Built before the old ones are closed: a refused shape leaves the heads as they were.
-        graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
-        self.whole_rows, self._probabilities = whole_rows, probabilities
-        self._close_graphs()
-        self._graphs[(1,)], self._ranks = graph, tuple(ranks)
-
-    def _build(
-        self,
-        ranks: Sequence[int],
-        rows: int,
-        *,
-        probabilities: bool = False,
-        whole_rows: bool = False,
-    ) -> Graph:
-        """Return the graph that names so many tokens of each head for `rows` hidden states."""
-        if not 0 < len(ranks) <= self.n_heads:
-            reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
-            raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
-        if max(ranks) > self._vocab_size:
-            known = f"these Medusa heads have {self._vocab_size} tokens"
+        self.check_depth(len(ranks))
+        if max(ranks) > self.vocab_size:
+            known = f"these Medusa heads have {self.vocab_size} tokens"
             raise OptionError(f"a tree of {max(ranks)} branches: {known}")
-        n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
+        self._close_graphs()
+        self.ranks, self._probabilities, self.whole_rows = tuple(ranks), probabilities, whole_rows
+        self._graph(1)
+
+    def _graph(self, width: int) -> Graph:
+        """Return the graph for so many hidden states, whole rows of one alone."""
+        graph = self._graphs.get((width,))
+        if graph is not None:
+            return graph
+        n_operations = self.n_heads * (4 * self.n_blocks + _OPERATIONS)
         with closing(GraphBuilder(self.device, n_operations)) as builder:
-            features = builder.input("features", F32, self._width, rows)
-            for head, count in enumerate(ranks):
-                logits = self._logits(builder, head, features)
+            features = builder.input("features", F32, self.hidden, width)
+            for head, count in enumerate(self.ranks):
+                logits = self.logits(builder, head, features)
                 # Only the ranks leave the device: a row of logits is large.
                 best = builder.best(logits, count)
                 builder.output(f"tokens{head}", best[0])
-                if probabilities:
+                if self._probabilities:
                     total = builder.log_sum_exp(logits, best)
                     builder.output(f"log_probs{head}", builder.sub(best[1], total))
-                if whole_rows:
+                if self.whole_rows and width == 1:
                     builder.output(f"logits{head}", logits)
-            return builder.build()
+            graph = self._graphs[(width,)] = builder.build()
+        return graph
 
     def said_of(self, states: npt.NDArray[np.float32]) -> list[HeadsSaid]:
         """Return the heads' results after each final hidden state [n, hidden], in one evaluation.
 
         At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
         """
+        if not self.ranks:
+            raise OptionError("Medusa heads need their tree before they can be asked")
         n = len(states)
-        graph = self._graph_of(n)
+        graph = self._graph(1 << (n - 1).bit_length())
         given = graph.inputs["features"]
         given[:n], given[n:] = states, 0.0
         graph.compute()
-        ranks, shares = self._ranks, list[npt.NDArray[np.float32]]()
+        ranks, shares = self.ranks, list[npt.NDArray[np.float32]]()
         named = graph.numbers(*[f"tokens{head}" for head in range(len(ranks))])
         if self._probabilities:
             shares = [graph.floats(f"log_probs{head}").copy() for head in range(len(ranks))]
@@ -170,50 +145,12 @@ class MedusaHead(HeadWeights):
             for row in range(n)
         ]
 
-    def _graph_of(self, n: int) -> Graph:
-        """Return a graph for n states: one, or the next power of two of them."""
-        if not self._graphs:
-            raise OptionError("Medusa heads need their tree before they can be asked")
-        width = 1 << (n - 1).bit_length()
-        if (width,) not in self._graphs:
-            self._graphs[(width,)] = self._build(
-                self._ranks, width, probabilities=self._probabilities, whole_rows=False
-            )
-        return self._graphs[(width,)]
-
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
         """Each head's whole row of logits of the last single state: views."""
-        graph = self._graphs[(1,)]
-        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
+        graph = self._graph(1)
+        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self.ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
-
-    def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
-        own = self._names[head]
-        # Blocks are pairs, so an odd number of names ends with an output matrix.
-        *blocks, output = own if len(own) % 2 else (*own, None)
-        state = features
-        for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
-            linear = builder.mul_mat(self._file[str(weight)], state)
-            activated = builder.silu(builder.add(linear, self._file[str(bias)]))
-            state = builder.add(state, activated)
-        matrix = self._target.output() if output is None else self._file[output]
-        return builder.mul_mat(matrix, state)
-
-
-def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
-    """Return each head's tensors, checked: weights and biases of its blocks, its output if any."""
-    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
-    n_blocks = file.size("block_count", _MAX_BLOCKS)
-    names: list[list[str]] = []
-    for head in range(n_heads):
-        own: list[str] = []
-        for block in range(n_blocks):
-            own.append(file.require(f"medusa.{head}.res.{block}.weight", (hidden, hidden)))
-            own.append(file.require(f"medusa.{head}.res.{block}.bias", (hidden,)))
-        output = f"medusa.{head}.output.weight"
-        names.append([*own, file.require(output, (hidden, vocab_size))] if output in file else own)
-    return names
 
 
 # == The heads for several conversations: their states are rows of one evaluation ==================
@@ -269,7 +206,7 @@ class MedusaSource(Source):
     def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
         self._heads, self.keeps_rows = heads, heads.whole_rows
         self.n_params = heads.n_params
-        self.depth_params = heads.evaluated_params / heads.n_heads
+        self.depth_params = heads.depth_params
         self._native = NativeShare(heads.device)
         if together is not None and not self.keeps_rows:
             self.shared = Shared(together)

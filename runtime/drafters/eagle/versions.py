@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,9 +17,8 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.ggml import GraphBuilder, Tensor
-from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import Rope
-from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_numbers
+from specrun.bindings.ggml.weights import read_numbers
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.head import PairHead, PairSizes
@@ -267,9 +265,9 @@ def _mask(file: HeadFile, target: Model) -> int | None:
     return mask
 
 
-def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+def _target_ids(file: HeadFile, target: Model) -> Ids:
     """Return the target's token of each of the head's, from its vocabulary map, checked."""
-    ids = weights.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False)
+    ids = read_numbers(file.path, VOCABULARY_MAP, np.int64)
     return checked_ids(ids, file, target, "vocabulary map (d2t)")
 
 
@@ -400,24 +398,16 @@ class Eagle3Head(PairHead):
         n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "eagle3")
-        layout = read_layout(file, target)
-        self.taps = layout.taps
-        self._norm_before_residual = layout.norm_before_residual
-        self._norm_output = layout.norm_output
-        self.mask, self.n_drafted = layout.mask, layout.n_drafted
+        self._layout = layout = read_layout(file, target)
+        self.taps, self.mask, self.n_drafted = layout.taps, layout.mask, layout.n_drafted
         self.name = os.path.basename(file.path)
+        self.mask_features: FloatRows | None = None
+        if self.mask is not None:
+            self.mask_features = read_numbers(path, MASK_FEATURES, np.float32).reshape(1, -1)
+        ids = _target_ids(file, target) if VOCABULARY_MAP in file else None
         made = layout.tensors, "blk.0.", layout.sizes, target, None
         super().__init__(file, *made, ranks, whole_rows, n_threads)
-        try:
-            if VOCABULARY_MAP in file:
-                self._target_ids = _target_ids(self._stores[0], file, target)
-            self.mask_features: FloatRows | None = None
-            if self.mask is not None:
-                features = self._stores[0].read(MASK_FEATURES, np.float32)
-                self.mask_features = features.astype(np.float32, copy=False).reshape(1, -1)
-        except BaseException:
-            self.close()
-            raise
+        self._target_ids = ids
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
         """Return the taps joined into states: norms if the head has them, then `fc`."""
@@ -441,7 +431,7 @@ class Eagle3Head(PairHead):
         eps, factors = self.sizes.norm_eps, self._file.get(ROPE_FACTORS)
         tokens = builder.rms_norm(tokens, self._layer["attn_norm.weight"], eps)
         normed = builder.rms_norm(states, self._layer["attn_norm_2.weight"], eps)
-        residual = normed if self._norm_before_residual else states
+        residual = normed if self._layout.norm_before_residual else states
         x = builder.concat(tokens, normed)
         z = decoder_layer(builder, self._layer, x, residual, places, eps, factors)
         for layer in range(1, self.sizes.n_layers):
@@ -450,7 +440,7 @@ class Eagle3Head(PairHead):
             z = decoder_layer(builder, weights, x, z, places, eps, factors, layer)
         read = builder.rms_norm(z, self._file["output_norm.weight"], eps)
         # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
-        return (read if self._norm_output else z), read
+        return (read if self._layout.norm_output else z), read
 
 
 def trained_window(file: HeadFile) -> int:
@@ -474,10 +464,5 @@ def check_head(path: str | os.PathLike[str], target: Model) -> None:
         if file.kind == "eagle":
             draft_vocabulary(file, target)
         return
-    if VOCABULARY_MAP not in read_layout(file, target).tensors:
-        return
-    with (
-        closing(ComputeDevice(n_threads=1)) as device,
-        closing(load_tensors(path, device, [VOCABULARY_MAP])) as store,
-    ):
-        _target_ids(store, file, target)
+    if VOCABULARY_MAP in read_layout(file, target).tensors:
+        _target_ids(file, target)

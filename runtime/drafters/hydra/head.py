@@ -12,10 +12,10 @@ import numpy as np
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
 from specrun.bindings.models.model import Model
-from specrun.runtime.heads.file import HeadFile, stored_accuracy
+from specrun.runtime.drafters.residual_heads import ResidualHeads
+from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
-    HeadWeights,
     KeyValueCache,
     LengthGraphs,
     NativeShare,
@@ -37,7 +37,6 @@ from specrun.runtime.heads.tree_graphs import (
     TreeGraphs,
     TreePlan,
 )
-from specrun.runtime.planning.theory import multiplied
 
 # == Hydra++'s prefix layer (section 4.3): one Llama layer over hidden states ======================
 #
@@ -229,34 +228,15 @@ class HydraTrees(TreeGraphs):
 # `.rope.scaling.factor`, `.attention.layer_norm_rms_epsilon`.
 
 
-_MAX_HEADS, _MAX_BLOCKS = 32, 16
-
 Paths = Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _HeadTensors:
-    """The names of a head's tensors: (weight, bias) of each block, the skip and the output."""
-
-    blocks: tuple[tuple[str, str], ...]
-    skip: tuple[str, str] | None
-    output: str | None
-    output_bias: str | None
-
-    @property
-    def names(self) -> list[str]:
-        """All of them."""
-        pairs = [*self.blocks, self.skip or (), (self.output, self.output_bias)]
-        return [name for pair in pairs for name in pair if name is not None]
-
-
-class HydraHead(HeadWeights):
+class HydraHead(ResidualHeads):
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
     `prefix` is the prefix layer if there is one: the heads then read its result. `ranks[k]` is
     how many tokens head k has to name; without it, `prepare` raises later. With `whole_rows` heads
-    can return all logits. `evaluated_params` are the weights that an evaluation of all heads
-    reads.
+    can return all logits.
     """
 
     def __init__(
@@ -270,27 +250,12 @@ class HydraHead(HeadWeights):
     ) -> None:
         file = HeadFile(path, "hydra")
         file.check_target(target)
-        self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracy = stored_accuracy(file, self.n_heads)
-        self.prefix = PrefixLayer.read(file)
+        self.prefix, self.whole_rows = PrefixLayer.read(file), whole_rows
         self._grounded = file.flag("grounded", default=True)
-        self.hidden = target.n_embd
-        self.vocab_size = file.size("vocab_size")
-        self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
-        names = [name for head in self._heads for name in head.names]
-        self.n_blocks = max(len(head.blocks) for head in self._heads)
-        names += [] if self.prefix is None else self.prefix.names
-        # A head without an output matrix reads the target's, which its cost has to include.
-        shared = sum(head.output is None for head in self._heads)
-        own = multiplied(file.header, file.header.tensors)
-        self.evaluated_params = own + shared * self.hidden * self.vocab_size
-        self.whole_rows = whole_rows
-        self._ranks: tuple[int, ...] = ()
-        super().__init__(file, names, target, n_threads)
-        self._file = self.tensors()
+        names = () if self.prefix is None else self.prefix.names
+        super().__init__(file, target, n_threads, grounded=self._grounded, names=names)
         try:
             self.embedding = self._target.embedding() if self._grounded else None
-            self._output = self._target.output() if shared else None
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
@@ -303,14 +268,10 @@ class HydraHead(HeadWeights):
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Set how many tokens each head has to name; heads without an entry are left out."""
-        if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(
-                f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
-                "tokens deep"
-            )
+        self.check_depth(len(ranks))
         # Graphs name a fixed number of tokens, so other ranks need other graphs.
         self._close_graphs()
-        self._ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
+        self.ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
 
     def best_laws(self, state: FloatRows, paths: Paths) -> RankedTokens:
         """Return the best tokens after each of n paths of one length, below a state.
@@ -333,24 +294,14 @@ class HydraHead(HeadWeights):
         whole = graph.peek("logits")[:n].astype(np.float32, copy=False)
         return laws, [whole[row % n] for row in range(len(paths))]
 
-    @property
-    def n_prepared(self) -> int:
-        """How many heads are prepared: the longest possible path."""
-        return len(self._ranks)
-
-    @property
-    def depth_params(self) -> float:
-        """The parameters of one head, and of the output matrix that it reads."""
-        return self.evaluated_params / self.n_heads
-
     def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
         Heads that are not grounded have the same results after all paths: one is enough.
         """
         head = len(paths[0]) - 1
-        if not 0 <= head < len(self._ranks):
-            most = len(self._ranks)
+        if not 0 <= head < len(self.ranks):
+            most = len(self.ranks)
             raise OptionError(
                 f"a path of {head + 1} tokens: these Hydra heads are prepared for {most}"
             )
@@ -385,27 +336,10 @@ class HydraHead(HeadWeights):
                 embedded = builder.get_rows(self.embedding, tokens)
                 x = builder.concat(x, builder.reshape(embedded, self.hidden * (head + 1), n))
             logits = self.logits(builder, head, x)
-            add_ranking(builder, logits, self._ranks[head])
+            add_ranking(builder, logits, self.ranks[head])
             if self.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
-
-    def logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
-        """Return a head's logits (vocab, n) for its inputs, (width, n)."""
-        tensors = self._heads[head]
-        for index, block in enumerate(tensors.blocks):
-            # Only the first block changes the width, so only there x itself cannot be the residual.
-            skip = tensors.skip if index == 0 else None
-            around = x if skip is None else self._linear(builder, *skip, x)
-            x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
-        matrix = self._output if tensors.output is None else self._file[tensors.output]
-        assert matrix is not None
-        logits = builder.mul_mat(matrix, x)
-        bias = tensors.output_bias
-        return logits if bias is None else builder.add(logits, self._file[bias])
-
-    def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
-        return builder.add(builder.mul_mat(self._file[weight], x), self._file[bias])
 
 
 class HydraCells:
@@ -454,10 +388,8 @@ class HydraCells:
         Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
         in `PrefixCells.evaluate`. None if one graph cannot do it.
         """
-        head, n = self.head, len(plan.ranks)
-        if not 0 < n <= head.n_heads:
-            reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"
-            raise OptionError(f"a tree of depth {n}: {reach}")
+        head = self.head
+        head.check_depth(len(plan.ranks))
         if not 0 <= last < head.vocab_size:  # ggml would end the process
             raise OptionError(f"a token outside the {head.vocab_size} tokens of these Hydra heads")
         if self.prefix is not None:
@@ -469,27 +401,3 @@ class HydraCells:
         self._trees.close()
         if self.prefix is not None:
             self.prefix.close()
-
-
-def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_HeadTensors]:
-    """Return each head's tensors, checked."""
-    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
-    n_blocks = file.size("block_count", _MAX_BLOCKS)
-    found: list[_HeadTensors] = []
-    for head in range(n_heads):
-        wide = hidden * (head + 2) if grounded else hidden
-        widths = [wide] + [hidden] * (n_blocks - 1)
-        blocks = tuple(
-            _pair(file, f"hydra.{head}.res.{block}", width, hidden)
-            for block, width in enumerate(widths)
-        )
-        skip = _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None
-        weight, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
-        output = file.require(weight, (hidden, vocab_size)) if weight in file else None
-        output_bias = file.require(bias, (vocab_size,)) if bias in file else None
-        found.append(_HeadTensors(blocks, skip, output, output_bias))
-    return found
-
-
-def _pair(file: HeadFile, name: str, wide: int, hidden: int) -> tuple[str, str]:
-    return file.require(f"{name}.weight", (wide, hidden)), file.require(f"{name}.bias", (hidden,))

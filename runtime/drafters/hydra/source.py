@@ -69,7 +69,7 @@ class HydraSource(StatesSource[TextRows[FloatRows]]):
         above = [self._paths[parent + 1] for parent in parents]
         paths = [[*path, token] for path, token in zip(above, tokens, strict=True)]
         self._paths += paths
-        return self._rows(paths) if len(paths[0]) <= self._cells.head.n_prepared else None
+        return self._rows(paths) if len(paths[0]) <= len(self._cells.head.ranks) else None
 
     def _rows(self, paths: Sequence[Sequence[int]]) -> NodeRows:
         assert self._read_state is not None

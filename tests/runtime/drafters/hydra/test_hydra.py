@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.enumeration import TOLERANCE, bias, law_with_drafter
 from support.head_chains import hydra_drafter
 from support.law_pairs import Pi, deferral, distance, pi_at, texts_law, token_rule
-from support.scripted import PLAIN, LawTable, ScriptedDrafter, asking_first_member
+from support.scripted import PLAIN, LawTable, ScriptedDrafter
 from support.tiny_models import F32
 
 from specrun.bindings.errors import MalformedFileError, OptionError
@@ -53,7 +53,7 @@ class TableHeads:
     """Heads whose laws are a table's after the text and the path."""
 
     n_params, depth_params, native_seconds, prefix = 0, 0.0, 0.0, None
-    whole_rows, n_prepared = True, 9
+    whole_rows, ranks = True, range(9)
 
     @property
     def head(self) -> TableHeads:
@@ -377,26 +377,6 @@ def test_the_first_round_drafts_from_the_prompt(
         first = runtime.generate(PROMPT_IDS, GREEDY, max_tokens=3)
         assert first.stats.drafted >= 2
         assert first.token_ids == answer(tiny_model, "none", GREEDY, 3).token_ids
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "ensemble(hydra(HEADS, tree=2x1), prompt-lookup)",
-        "relay(hydra(HEADS, n=2), prompt-lookup)",
-        "auto(hydra(HEADS), prompt-lookup)",
-    ],
-)
-def test_combinators_let_heads_see_hidden_states(
-    tiny_model: Path, trained: tuple[TinyHydra, Path], expression: str, tmp_path: Path
-) -> None:
-    params = SamplingParams(temperature=0.8, seed=5)
-    drafter = expression.replace("HEADS", quoted(str(trained[1])))
-    if drafter.startswith("auto"):  # which may find that heads do not pay on this machine
-        drafter = asking_first_member(drafter, answer(tiny_model, drafter, params, 3), tmp_path)
-    drafted = answer(tiny_model, drafter, params, 60)
-    assert drafted.token_ids == answer(tiny_model, "none", params, 60).token_ids
-    assert drafted.stats.drafted > 0
 
 
 # -- shapes ----------------------------------------------------------------------------------------

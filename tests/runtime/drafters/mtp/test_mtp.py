@@ -115,12 +115,14 @@ def test_the_text_is_plain_decodings_own(
     files: dict[str, Path], plain: Callable[..., list[int]], name: str, expression: str
 ) -> None:
     penalties = {"repeat_penalty": 1.4, "presence_penalty": 0.3}
+    drafted = 0  # what pays is learnt: of small targets soon nothing does
     with Runtime(files[name], drafter=expression, **F32) as runtime:
         for temperature, extra in ((0.0, {}), (0.8, {}), (1.0, penalties)):
             params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, seed=1, **extra)
             result = runtime.generate(PROMPT, params, max_tokens=40)
             assert result.token_ids == plain(name, params)
-            assert result.stats.drafted > 0
+            drafted += result.stats.drafted
+    assert drafted > 0
 
 
 def test_greedy_text_is_plain_decodings_own_when_drafts_are_drawn(
