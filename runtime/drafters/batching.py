@@ -92,7 +92,7 @@ class Joint(ABC, Generic[SharedT]):
     def __init__(self, meeting: DraftMeeting) -> None:
         self.meeting = meeting
         self.asking: list[SharedT] = []
-        meeting.join(self)
+        meeting.joint.append(self)
 
     @property
     def waits(self) -> bool:
@@ -123,7 +123,8 @@ class Joint(ABC, Generic[SharedT]):
 
     def close(self) -> None:
         """Leave the meeting; again does nothing."""
-        self.meeting.leave(self)
+        if self in self.meeting.joint:
+            self.meeting.joint.remove(self)
 
 
 class DraftMeeting:
@@ -136,20 +137,11 @@ class DraftMeeting:
     def __init__(self, n_texts: int) -> None:
         self.n_texts = n_texts
         self.n_drafting = 1
-        self._joint: list[Joint[Any]] = []
-
-    def join(self, joint: Joint[Any]) -> None:
-        """Let something be evaluated with the requests of others."""
-        self._joint.append(joint)
-
-    def leave(self, joint: Joint[Any]) -> None:
-        """Forget closed ones."""
-        if joint in self._joint:
-            self._joint.remove(joint)
+        self.joint: list[Joint[Any]] = []
 
     def evaluate(self) -> float:
         """Evaluate the requests, as many as fit each one's batch; return the seconds."""
-        return sum(joint.evaluate() for joint in self._joint if joint.asking)
+        return sum(joint.evaluate() for joint in self.joint if joint.asking)
 
 
 class SharedDraftContext(Joint["ContextPart"]):
@@ -177,8 +169,12 @@ class SharedDraftContext(Joint["ContextPart"]):
             ),
         )
         self._free = [*range(n_parts)]
-        self.batch = Batch(self.context.n_batch, options.n_sequences)
+        self.batch = self.new_batch()
         super().__init__(meeting)
+
+    def new_batch(self) -> Batch:
+        """Return the batch of shared evaluations."""
+        return Batch(self.context.n_batch, self.own.n_sequences)
 
     def part(self, *, copies: bool) -> ContextPart | None:
         """Return a part that nobody has, None if there is none left.

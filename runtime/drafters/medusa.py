@@ -317,7 +317,6 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         else:
             topology = head_tree(
                 expression,
-                options,
                 env,
                 stored=head.accuracy,
                 n_depths=head.n_heads,

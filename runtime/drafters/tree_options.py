@@ -262,7 +262,6 @@ def tree_sampling(options: ExpressionOptions, default: TreeSampling) -> TreeSamp
 
 def head_tree(
     expression: Expression,
-    options: ExpressionOptions,
     env: DraftEnvironment,
     *,
     stored: Accuracy | None,
@@ -277,6 +276,7 @@ def head_tree(
     evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
     CSV.
     """
+    options = options_of(expression)
     tree = options.optional("tree")
     if tree is not None:
         for name in ("nodes", "accuracy"):

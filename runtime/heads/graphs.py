@@ -234,20 +234,13 @@ class KeyValueCache:
         parts = ("keys", "values")
         self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
         self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
-        # The last result of `length`, and the most cells that would have been too few for it.
-        self._length = 0, -1
 
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them."""
-        length, fewer = self._length
-        if fewer < used <= length:
-            return length
         # At most a quarter too many, or a step: a long text is not to need new graphs every few
         # rounds.
         step = max(_STEP, 1 << max(0, used.bit_length() - 3))
-        length = -(-used // step) * step
-        self._length = min(length, self.n_cells), length - step
-        return self._length[0]
+        return min(-(-used // step) * step, self.n_cells)
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
         """Return inputs for the positions and cells of n rows; `fill_places` fills them."""

@@ -96,11 +96,6 @@ class BlockDrafter:
             raise
 
     @property
-    def n_params(self) -> int:
-        """The parameters of its file."""
-        return self.model.n_params
-
-    @property
     def multiplied(self) -> float:
         """The parameters that each token of a block multiplies, the target's output among them."""
         own = multiplied(self.model.header, self.model.header.tensors)
@@ -112,7 +107,7 @@ class BlockDrafter:
     def blocks(self) -> Blocks:
         """Its blocks, as the source and the builder see them."""
         file, few = self.file, self.file.generation == "DFlash2"
-        sizes = self.n_params, self.multiplied
+        sizes = self.model.n_params, self.multiplied
         return Blocks(file.title, file.n_slots, file.first, file.taps, *sizes, few)
 
     def cells(

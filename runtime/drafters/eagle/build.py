@@ -26,7 +26,7 @@ from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import Drafts, TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
-from specrun.runtime.language import Expression, ExpressionOptions, options_of
+from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import (
     MAX_PLANNED_DEPTH,
     best_tree,
@@ -35,7 +35,7 @@ from specrun.runtime.planning import (
 )
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import DrafterWeights
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
+from specrun.runtime.trees import DynamicShape, Topology
 
 # EAGLE-2's trees of 60 nodes are for GPUs: without a size, a round verifies the nodes that pay.
 _DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")
@@ -46,7 +46,9 @@ def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
     With `draft_tokens=8192` it drafts so many tokens alone, the most frequent ones.
     """
-    most = _draft_tokens(expression)
+    options = options_of(expression)
+    is_all = options.optional("draft_tokens") == "all"
+    most = ALL if is_all else options.optional_integer("draft_tokens")
     drafted = draft_vocabulary(HeadFile(model_file_of(expression, env), "eagle"), env.target, most)
     opened = functools.partial(EagleHead, draft_tokens=most)
     return _build(expression, env, opened, None if drafted is None else len(drafted))
@@ -78,8 +80,23 @@ def _build(
     path = model_file_of(expression, env)
     file = HeadFile(path, expression.atom)
     share = multiplied_of_pair(file, env.target, n_drafted) / env.target.n_params
-    plan = _planner(expression, options, tree, sampling, file, env, share)
-    shape = _shape(tree, env, plan)
+    # Accuracies are of the head's favourite tokens and not of drawn ones.
+    measured = sampling == "argmax"
+    if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
+        raise OptionError(f"{expression}: accuracy= is only for tree=sequoia, with sampling=argmax")
+
+    def sequoia(nodes: int, depth: int) -> Topology:
+        accuracy = None
+        if measured:
+            accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file))
+        if accuracy is None:
+            return best_tree(typical_acceptance(sampling), nodes, depth)
+        if tree.nodes is not None:
+            return medusa_tree(accuracy[:depth], nodes)
+        curve = env.curve  # without nodes= it has the size that pays most
+        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+
+    shape = _shape(tree, env, sequoia)
     drafts = Drafts.of(expression, env, tree, shape, sampling)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
@@ -93,46 +110,6 @@ def _build(
         return drafts.drafter(EagleSource(head.cells(n_cells), window), share)
 
     return DrafterWeights(drafts.name, start, [head], drafts.pace)
-
-
-def _planner(
-    expression: Expression,
-    options: ExpressionOptions,
-    tree: TreeOptions,
-    sampling: TreeSampling,
-    file: HeadFile,
-    env: DraftEnvironment,
-    share: float,
-) -> Callable[[int, int], Topology]:
-    """Return the function that makes the tree of tree=sequoia, of so many nodes and depths.
-
-    If the head's accuracies by depth and rank are known it is made from them, without nodes= of
-    the size that pays most. They are of the head's favourite tokens and not of drawn ones.
-    """
-    measured = sampling == "argmax"
-    if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
-        raise OptionError(f"{expression}: accuracy= is only for tree=sequoia, with sampling=argmax")
-
-    def plan(nodes: int, depth: int) -> Topology:
-        accuracy = None
-        if measured:
-            accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file))
-        if accuracy is None:
-            return best_tree(typical_acceptance(sampling), nodes, depth)
-        if tree.nodes is not None:
-            return medusa_tree(accuracy[:depth], nodes)
-        curve = env.curve
-        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
-
-    return plan
-
-
-def _draft_tokens(expression: Expression) -> int | None:
-    """Return how many tokens the head may draft, None: those that its file names."""
-    options = options_of(expression)
-    if options.optional("draft_tokens") == "all":
-        return ALL
-    return options.optional_integer("draft_tokens")
 
 
 def _shape(

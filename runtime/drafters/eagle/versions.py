@@ -136,10 +136,20 @@ class EagleHead(PairHead):
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
-        sizes, drafted = _sizes(file), draft_vocabulary(file, target, draft_tokens)
-        names = _tensor_names(file, sizes)
-        if drafted is not None:
-            sizes = replace(sizes, vocab_size=len(drafted))
+        attention, vocab_size = layer_attention(file), file.size("vocab_size")
+        drafted, h = draft_vocabulary(file, target, draft_tokens), attention.size
+        names = [file.require("eagle.fc.weight", (2 * h, h))]
+        names += layer_tensor_names(file, "eagle.", attention, hidden=h, reads=h)
+        for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, vocab_size))):
+            if name in file:
+                names.append(file.require(name, shape))
+        sizes = PairSizes(
+            hidden=h,
+            features=h,
+            vocab_size=vocab_size if drafted is None else len(drafted),
+            norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+            attention=attention,
+        )
         made = sizes, target, drafted
         super().__init__(file, names, "eagle.", *made, ranks, whole_rows, n_threads)
 
@@ -154,28 +164,6 @@ class EagleHead(PairHead):
         # x is its own residual, without an input norm: the layer of EAGLE-1 has none.
         x = decoder_layer(builder, self._layer, x, x, places, self.sizes.norm_eps)
         return x, x
-
-
-def _sizes(file: HeadFile) -> PairSizes:
-    attention = layer_attention(file)
-    return PairSizes(
-        hidden=attention.size,
-        features=attention.size,
-        vocab_size=file.size("vocab_size"),
-        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
-        attention=attention,
-    )
-
-
-def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
-    """Return all tensors of the file that are used, checked."""
-    h = sizes.hidden
-    names = [file.require("eagle.fc.weight", (2 * h, h))]
-    names += layer_tensor_names(file, "eagle.", sizes.attention, hidden=h, reads=h)
-    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
-        if name in file:
-            names.append(file.require(name, shape))
-    return names
 
 
 # == EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's GGUF layout ================

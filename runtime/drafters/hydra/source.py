@@ -136,7 +136,6 @@ def _shape(
     if tree.n is tree.depth is tree.topk is None and tree.nodes != "auto":
         return head_tree(
             expression,
-            options,
             env,
             stored=head.accuracy,
             n_depths=head.n_heads,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Self, cast
 
 import numpy as np
 
-from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
-from specrun.runtime.drafters.batching import (
-    ContextPart,
-    DraftMeeting,
-    SharedDraftContext,
-    share_text,
-)
+from specrun.runtime.drafters.batching import ContextPart, SharedDraftContext
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
@@ -38,20 +32,13 @@ from specrun.runtime.trees.layout import count_leaves, layout_tree
 class SharedNextn(SharedDraftContext):
     """A context over NextN blocks for several conversations, whose pairs are evaluated at once."""
 
-    def __init__(
-        self,
-        meeting: DraftMeeting,
-        model: Model,
-        options: ContextOptions,
-        n_parts: int,
-        make: Callable[[Model, ContextOptions], Context],
-    ) -> None:
-        super().__init__(meeting, model, options, n_parts, make)
-        own = cast("MtpContext", self.context)
-        self.n_blocks, self._select = own.n_blocks, own.select
-        self.batch = self._states = StateBatch(
-            own.n_batch, model.n_embd_out, max(1, options.n_sequences)
-        )
+    context: MtpContext
+    batch: StateBatch
+
+    def new_batch(self) -> StateBatch:
+        """Return the batch of shared evaluations, with states beside the tokens."""
+        width, n_sequences = self.context.model.n_embd_out, max(1, self.own.n_sequences)
+        return StateBatch(self.context.n_batch, width, n_sequences)
 
     def new_part(self, number: int, *, copies: bool) -> NextnPart:
         """Return the part with a number, which nobody has."""
@@ -66,12 +53,12 @@ class SharedNextn(SharedDraftContext):
     def fill(self, parts: Sequence[ContextPart]) -> None:
         """Fill the shared batch, with the states beside the tokens; select the parts' block."""
         super().fill(parts)
-        self._select(cast("NextnPart", parts[0]).block)
+        self.context.select(cast("NextnPart", parts[0]).block)
         first = 0
         for part in parts:
             asked = cast("StateBatch", part.given)
             n = asked.n_tokens
-            self._states.states[first : first + n] = asked.states[:n]
+            self.batch.states[first : first + n] = asked.states[:n]
             first += n
 
 
@@ -80,7 +67,7 @@ class NextnPart(ContextPart):
 
     def __init__(self, shared: SharedNextn, number: int, *, copies: bool) -> None:
         super().__init__(shared, number, copies=copies)
-        self.n_blocks, self.block = shared.n_blocks, 0
+        self.n_blocks, self.block = shared.context.n_blocks, 0
 
     def select(self, block: int) -> None:
         """Let the next evaluations use another block."""

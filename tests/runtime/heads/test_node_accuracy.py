@@ -21,7 +21,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.tree_options import head_tree
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
-from specrun.runtime.language import options_of, parse_expression, quoted
+from specrun.runtime.language import parse_expression, quoted
 from specrun.runtime.planning import CostCurve, plan_medusa_tree, save_curve
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.trees import Topology
@@ -229,12 +229,7 @@ def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_mode
 
     def planned(model: Model, costs: CostCurve) -> int:
         environment = DraftEnvironment(model, ContextOptions(**F32), costs=costs)
-        options = options_of(expression)
-        return len(
-            head_tree(
-                expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01
-            )
-        )
+        return len(head_tree(expression, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01))
 
     with Model(tiny_model) as model:
         steep = planned(model, CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)))

@@ -118,6 +118,6 @@ def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
             for stream in endless:
                 stream.cancel()
         again = engine.generate_many(PROMPTS, DRAWN, max_tokens=LENGTH)
-        contexts = [each for each in engine._schedule.shared.meeting._joint if each.asking]
+        contexts = [each for each in engine._schedule.shared.meeting.joint if each.asking]
     assert [each.token_ids for each in again] == [each.token_ids for each in wanted]
     assert contexts == []
