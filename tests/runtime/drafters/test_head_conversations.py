@@ -166,7 +166,13 @@ def test_cells_that_two_conversations_share_are_caught(
     assert together(files, "shallow", expression) != lone
 
 
-@pytest.mark.parametrize(("target", "expression"), HEADS)
+ONE_OF_EACH = [
+    *{(target, text.split(",")[0]): (target, text) for target, text in HEADS[::-1]}.values()
+]
+"""A drafter of each file."""
+
+
+@pytest.mark.parametrize(("target", "expression"), ONE_OF_EACH)
 def test_a_conversation_outlives_another_and_counts_its_own_time(
     files: dict[str, Path], target: str, expression: str
 ) -> None:
