@@ -7,8 +7,9 @@ and over a prompt those that the target had not cached.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
@@ -48,6 +49,12 @@ class Cells(Owned, Protocol):
     @property
     def native_seconds(self) -> float:
         """Time in this conversation's graphs."""
+
+    def copy(self, other: Any, base: int, count: int) -> bool:  # noqa: ANN401 - of the same kind
+        """Share or copy the first `count` cells of another text, of the rows from `base` on.
+
+        False if that is impossible; then nothing is changed.
+        """
 
 
 class TreeCells(Cells, Protocol):
@@ -102,7 +109,14 @@ class StatesSource(Source, Generic[StateT]):
 
     def take_over(self, other: Source, length: int) -> int:
         """Take over another conversation's rows."""
-        return self.state.take_over(other.state, length) if isinstance(other, type(self)) else 0
+        if not isinstance(other, type(self)):
+            return 0
+        copy = functools.partial(self.copy_cells, other)
+        return self.state.take_over(other.state, length, copy)
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the first `count` cells of another conversation's text."""
+        return self._owned.copy(other._owned, base, count)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Take the prompt's states, as far back as the head sees."""

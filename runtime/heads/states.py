@@ -114,11 +114,13 @@ class TextRows(Generic[Said]):
         self.cut(common_prefix(self._text, tokens))
         self._keep(len(tokens) - 1)
 
-    def take_over(self, other: Self, length: int) -> int:
+    def take_over(self, other: Self, length: int, copy: Callable[[int, int], bool]) -> int:
         """Take over another conversation's rows of a text's first `length` tokens.
 
-        They replace all that is known here. Returns from which position on rows are to be learnt:
-        0 if cells cannot be copied. Rows that a window has left behind are to be learnt again.
+        They replace all that is known here. `copy` copies so many of its cells, of the rows from a
+        position on; False: that is impossible, and nothing was changed. Returns from which position
+        on rows are to be learnt, 0 in that case. Rows that a window has left behind are to be
+        learnt again.
         """
         if not self.reads_all:
             return length
@@ -126,20 +128,13 @@ class TextRows(Generic[Said]):
             return max(0, length - self._ahead - self.window)
         base, count, end, pending, *_ = other._held
         held, self._held = self._held, _nothing_from(0)
-        if count and not self.copy_cells(other, base, count):
+        if count and not copy(base, count):
             self._held = held
             return 0
         self._text = list(other._text)
         self._held = base, count, end, pending, None, None, None
         self.cut(length)
         return max(0, min(length, self._held[2]))
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy the first `count` cells of another conversation, of the rows from `base` on.
-
-        False if that is impossible; then nothing is changed.
-        """
-        return False
 
     def cut(self, length: int) -> None:
         """Forget the tokens from position `length` on."""

@@ -205,9 +205,9 @@ class BlockCells:
         """Forget the first n features of a text, which begin at a position."""
         self._owned.memory.truncate(0, position + n)
 
-    def copy(self, other: BlockCells, end: int) -> bool:
-        """Share or copy the features of another text's first `end` positions."""
-        return share_text(other._owned, self._owned, end)
+    def copy(self, other: BlockCells, base: int, count: int) -> bool:
+        """Share or copy the features of another text, as far as they are in cells."""
+        return share_text(other._owned, self._owned, base + count)
 
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         """Evaluate a block that predicts so many tokens after a text's last one, at a position."""

@@ -73,10 +73,6 @@ class BlockState(SlotState):
         self.cells = self._cells = cells
         self.n_slots, self.part = cells.n_slots, cells.part
 
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Share or copy features."""
-        return self._cells.copy(other._cells, base + count)
-
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
         if self.said(tokens) is None:

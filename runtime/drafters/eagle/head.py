@@ -201,9 +201,10 @@ class PairCells:
         """Forget the first n pairs; those behind move into their cells."""
         self._cache.drop(n)
 
-    def copy(self, other: PairCells, n: int) -> None:
-        """Copy the first n pairs of another conversation."""
-        self._cache.copy(other._cache, n)
+    def copy(self, other: PairCells, base: int, count: int) -> bool:
+        """Copy the first `count` pairs of another conversation; return True."""
+        self._cache.copy(other._cache, count)
+        return True
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""

@@ -76,11 +76,6 @@ class EagleState(TextRows[EagleRows]):
         self._states = np.concatenate([self._states, rows.states])
         return rows
 
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy pairs."""
-        self._cells.copy(other._cells, count)
-        return True
-
     def _evaluate_real(self, piece: RowPiece) -> EagleRows:
         """Put real pairs into cells, each seeing all before it; return the row after the last."""
         n, start, count = len(piece), piece.position, piece.count

@@ -121,6 +121,10 @@ class Source:
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer to a prompt."""
 
+    def take_over(self, other: Source, length: int) -> int:
+        """Take over another conversation's states of a text: see `Drafter.take_over`."""
+        return length
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Learn the target's states at prompt tokens: see `Drafter.learn_prompt`."""
 

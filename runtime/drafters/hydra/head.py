@@ -396,6 +396,12 @@ class HydraCells:
             self.prefix.check(piece.count + len(piece))
         return self._trees.draft(plan, piece, last)
 
+    def copy(self, other: HydraCells, base: int, count: int) -> bool:
+        """Copy the first positions of another conversation in the prefix layer; return True."""
+        if self.prefix is not None and other.prefix is not None:
+            self.prefix.copy(other.prefix, count)
+        return True
+
     def close(self) -> None:
         """Free the graphs of whole drafts and the cells; calling it again does nothing."""
         self._trees.close()

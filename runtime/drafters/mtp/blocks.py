@@ -12,11 +12,11 @@ import numpy as np
 from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
-from specrun.runtime.drafters.batching import ContextPart, SharedDraftContext
+from specrun.runtime.drafters.batching import ContextPart, SharedDraftContext, share_text
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
-from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.states_source import Cells, StatesSource
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -123,6 +123,11 @@ class MtpState(TextRows[None]):
         if start == 0:
             start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
         super().learn(start, rows, tokens)
+
+    def copy(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the cells of another text's pairs."""
+        self._nodes.cut(0)
+        return share_text(other.context, self.context, base + 1 + count)
 
     # -- evaluations -------------------------------------------------------------------------------
 
@@ -249,7 +254,7 @@ class MtpSource(StatesSource[MtpState]):
     needs_nextn_states = True
 
     def __init__(self, context: NextnCells, n_params: int = 0, depth_params: float = 0.0) -> None:
-        super().__init__(MtpState(context), context, n_params, depth_params)
+        super().__init__(MtpState(context), cast("Cells", context), n_params, depth_params)
         self.context = context
         self.shared = context if isinstance(context, NextnPart) else None
 
@@ -266,6 +271,10 @@ class MtpSource(StatesSource[MtpState]):
         """Evaluate nodes with the block of their depth; None below the last block."""
         rows = self.state.below(parents, tokens)
         return None if rows is None else NodeRows(rows)
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the cells of the pairs."""
+        return self.state.copy(other.state, base, count)
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have a depth evaluated with others'; False without the state of this text, or a block."""
