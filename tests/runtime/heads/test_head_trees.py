@@ -306,8 +306,12 @@ def test_numbers_that_no_graph_takes(shallow: Model, tmp_path: Path) -> None:
         assert pairs.tree(chain_plan(MOST_DEPTHS + 1), one, 1) is None
         with pytest.raises(OptionError, match="cannot hold"):
             pairs.tree(chain_plan(2), RowPiece([1], row[:1], 0, pairs.n_cells - 1), 1)
-        with pytest.raises(OptionError, match="outside the 320 tokens"):
-            pairs.tree(chain_plan(2), RowPiece([VOCAB], row[:1], 0, 0), VOCAB)
+        places = [0], [0], 0, np.ones((1, 1), bool)
+        for token in (-1, VOCAB):
+            with pytest.raises(OptionError, match="outside the 320 tokens"):
+                pairs.tree(chain_plan(2), RowPiece([token], row[:1], 0, 0), token)
+            with pytest.raises(OptionError, match="outside the 320 tokens"):
+                pairs.evaluate([token], row[:1], places)
     hydra = HydraHead(tmp_path / "hydra.gguf", shallow, ranks=[1] * 6, n_threads=1)
     with closing(hydra), closing(hydra.cells(CELLS)) as cells:
         with pytest.raises(OptionError, match="reach 1 to 6 tokens"):

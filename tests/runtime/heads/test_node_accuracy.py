@@ -238,21 +238,6 @@ def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_mode
     assert flat > 3
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ("tree=2x2, accuracy=a.csv", "leave out accuracy="),
-        ("nodes=2000", "give 1 to 1024"),
-        ("tree=mc_sim_7b_63", "reach 1 to 3 tokens"),
-    ],
-)
-def test_options_that_contradict_are_refused(
-    tiny_model: Path, heads: Path, options: str, problem: str
-) -> None:
-    with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, {options})", **F32)
-
-
 def test_a_bad_csv_is_refused_before_anything_runs(
     tiny_model: Path, heads: Path, tmp_path: Path
 ) -> None:
@@ -261,21 +246,6 @@ def test_a_bad_csv_is_refused_before_anything_runs(
         Runtime(
             tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **F32
         )
-
-
-def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
-    """Medusa's 63 nodes with four random heads: the text is plain decoding's own."""
-    path = random_medusa(HIDDEN, VOCAB, heads=4).write(tmp_path / "four.gguf", VOCAB)
-    params = SamplingParams(temperature=0.8, seed=2)
-    texts = []
-    for drafter in (f"medusa({quoted(str(path))}, tree=mc_sim_7b_63)", "none"):
-        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
-            result = runtime.generate([5, 6, 7], params, max_tokens=16)
-            texts.append(result.token_ids)
-            if drafter != "none":
-                assert runtime.session.drafter.max_nodes == 63
-                assert result.stats.drafted >= 63
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -292,9 +262,3 @@ def test_many_heads_and_blocks_fit_a_graph(tiny_model: Path, tmp_path: Path, blo
             ).stats.drafted
             > 0
         )
-
-
-def test_more_branches_than_tokens_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
-    with pytest.raises(OptionError, match="leaves"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree=400)", **F32)

@@ -17,7 +17,6 @@ from support.tiny_models import CHAT
 
 from specrun.bindings.errors import (
     MalformedFileError,
-    OptionError,
     PairError,
     SpecrunError,
     UnsupportedModelError,
@@ -233,20 +232,6 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
             PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"
         ):
             Eagle3Head(borrowing, target, ranks=3, n_threads=1)
-
-
-@pytest.mark.parametrize("token", [-1, VOCAB])
-def test_tokens_outside_the_vocabulary_are_refused(
-    target: Model, tiny_deep_model: Path, tmp_path: Path, token: int
-) -> None:
-    path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model)
-    head = Eagle3Head(path, target, ranks=3, n_threads=1)
-    pairs = head.cells(16)
-    places = [0], [0], 0, np.ones((1, 1), bool)
-    with pytest.raises(OptionError, match="outside the 320 tokens"):
-        pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), places)
-    pairs.close()
-    head.close()
 
 
 IDS = np.arange(48, dtype=np.int64)

@@ -266,6 +266,8 @@ def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) ->
         ("nodes=0", "at least 1 node"),
         ("tree=2x2, nodes=6", "leave out nodes"),
         ("tree=300", "300 leaves"),
+        ("tree=2x2, accuracy=a.csv", "leave out accuracy="),
+        ("nodes=2000", "give 1 to 1024"),
         ("depth=3", "depth"),
     ],
 )

@@ -3,7 +3,6 @@ own."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -455,22 +454,6 @@ def test_combinators_let_blocks_see_their_states(
     result = answer(files["alike"], expression, params, 60)
     assert result.token_ids == plain("alike", params, 60)
     assert result.stats.drafted > 0
-
-
-def test_auto_lets_blocks_see_their_states(
-    files: dict[str, Path], plain: Callable[..., list[int]], tmp_path: Path
-) -> None:
-    """By given choices: its own depend on the clock."""
-    arms = "mtp(n=2), prompt-lookup"
-    params = SamplingParams(temperature=0.8, seed=5)
-    chosen = answer(files["alike"], f"auto({arms})", params, 60).stats.to_dict()
-    chosen["drafting"] |= {"choices": [[2, 2], [0, 9], [1, 9], [0, 40]], "depths": [], "asks": []}
-    log = tmp_path / "choices.json"
-    log.write_text(json.dumps(chosen))
-    result = answer(files["alike"], f"auto({arms}, replay={quoted(str(log))})", params, 60)
-    assert result.token_ids == plain("alike", params, 60)
-    assert result.stats.drafted > 50
-    assert result.stats.drafting["arms"][0]["rounds"] > 20
 
 
 def test_bare_auto_considers_the_targets_own_blocks(
