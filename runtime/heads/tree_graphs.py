@@ -236,24 +236,21 @@ class PlannedTrees:
 
         See `TreeGraphs.run`.
         """
-        if len(plan.ranks) > MOST_DEPTHS or len(piece) > MOST_CHAIN_ROWS:
+        depth = len(plan.ranks)
+        if depth > MOST_DEPTHS or len(piece) > MOST_CHAIN_ROWS:
             return None
         with self._share:
             try:
-                trees = self._trees_of(plan)
+                known = self._of_depth.get(depth)
+                if known is None or known[0] is not plan:
+                    self._forget(depth)
+                    known = self._of_depth[depth] = plan, self._make(plan)
+                trees = known[1]
                 return None if trees is None else trees.run(piece, last)
             except UnsupportedModelError:
-                self._forget(len(plan.ranks))
-                self._of_depth[len(plan.ranks)] = plan, None
+                self._forget(depth)
+                self._of_depth[depth] = plan, None
                 return None
-
-    def _trees_of(self, plan: TreePlan) -> TreeGraphs | None:
-        depth = len(plan.ranks)
-        known = self._of_depth.get(depth)
-        if known is None or known[0] is not plan:
-            self._forget(depth)
-            known = self._of_depth[depth] = plan, self._make(plan)
-        return known[1]
 
     def _forget(self, depth: int) -> None:
         _, trees = self._of_depth.pop(depth, (None, None))
