@@ -76,6 +76,10 @@ class TensorStore:
             raise ClosedError("the tensors are closed")
         return self._tensors[name]
 
+    def find(self, name: str) -> Tensor | None:
+        """Return a tensor, None if there is none."""
+        return Tensor(self[name]) if name in self._tensors else None
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's four sizes, fastest dimension first."""
         return tuple(fields(self[name]).ne)

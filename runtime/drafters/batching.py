@@ -1,9 +1,9 @@
 """Drafts of several conversations: evaluations of draft models and heads for all of them at once.
 
+Requests (`Shared.ask`) are evaluated together when the engine starts it, `DraftMeeting.evaluate`.
 Of a draft model there is one context, with sequences for each conversation. A conversation's
-drafter sees a `ContextPart`: a context with nothing in it but its own text. Requests of parts
-(`ask`) are evaluated together, when the engine starts it (`DraftMeeting.evaluate`); `decode`
-evaluates at once, alone.
+drafter sees a `ContextPart`: a context with nothing in it but its own text. Its `decode` evaluates
+at once, alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -37,61 +37,67 @@ MOST_SEQUENCES = 256
 """llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
 
 
-class Waiting(Protocol):
-    """A conversation's request for a shared evaluation."""
-
-    def answer(self, answered: Any, seconds: float) -> None:  # noqa: ANN401 - its own type
-        """Take the result, or the error, and the share of an evaluation's time."""
-
-
-WaitingT = TypeVar("WaitingT", bound=Waiting)
 GivenT = TypeVar("GivenT")
 FoundT = TypeVar("FoundT")
 
 
-class SharedRequest(Generic[GivenT, FoundT]):
-    """A request for a shared evaluation of the `given` tokens, and the result."""
+class Shared(Generic[GivenT, FoundT]):
+    """A conversation's evaluations that are made with others' by something `joint`: one at a time.
 
-    def __init__(self, given: GivenT) -> None:
-        self.given = given
-        self.seconds = 0.0
-        self._found: FoundT | SpecrunError | None = None
+    `given` are the inputs of the last one, which nobody changes before it is made. `native_seconds`
+    is the share of the time of all so far.
+    """
+
+    given: GivenT
+
+    def __init__(self, joint: Joint[Any]) -> None:
+        self._joint, self.native_seconds = joint, 0.0
+        self._answered: FoundT | SpecrunError | None = None
 
     @property
-    def is_answered(self) -> bool:
-        """Whether the evaluation was made."""
-        return self._found is not None
+    def waits(self) -> bool:
+        """Whether others draft at the same time, whom it is worth to wait for."""
+        return self._joint.waits
+
+    def ask(self, given: GivenT) -> None:
+        """Request an evaluation."""
+        self.given, self._answered = given, None
+        self._joint.asking.append(self)
 
     def answer(self, answered: FoundT | SpecrunError, seconds: float) -> None:
-        """Take the result, or the error, and the share of an evaluation's time."""
-        self._found, self.seconds = answered, seconds
+        """Take the result of the request, or the error, and the share of an evaluation's time."""
+        self._answered = answered
+        self.native_seconds += seconds
 
-    @property
-    def found(self) -> FoundT:
-        """The result; raises the error of the evaluation."""
-        if isinstance(self._found, SpecrunError):
-            raise self._found
-        assert self._found is not None
-        return self._found
+    def answered(self) -> FoundT | None:
+        """Return the result of the request, None before; raises the error of the evaluation."""
+        answered, self._answered = self._answered, None
+        if isinstance(answered, SpecrunError):
+            raise answered
+        return answered
+
+    def withdraw(self) -> None:
+        """Withdraw the request."""
+        self._answered = None
+        if self in self._joint.asking:
+            self._joint.asking.remove(self)
 
 
-class Joint(ABC, Generic[WaitingT]):
+SharedT = TypeVar("SharedT", bound=Shared[Any, Any])
+
+
+class Joint(ABC, Generic[SharedT]):
     """A draft model or heads that conversations share, and the requests that wait for them."""
 
     def __init__(self, meeting: DraftMeeting) -> None:
         self.meeting = meeting
-        self.asking: list[WaitingT] = []
-        meeting.join(self)
+        self.asking: list[SharedT] = []
+        meeting.joint.append(self)
 
     @property
     def waits(self) -> bool:
         """Whether others draft at the same time, so that it is worth to wait for them."""
         return self.meeting.n_drafting > 1
-
-    def withdraw(self, request: WaitingT) -> None:
-        """Drop a request, if it still waits."""
-        if request in self.asking:
-            self.asking.remove(request)
 
     def evaluate(self) -> float:
         """Evaluate the first requests, as many as fit; return the seconds."""
@@ -108,16 +114,17 @@ class Joint(ABC, Generic[WaitingT]):
         return sum(shares)
 
     @abstractmethod
-    def fitting(self) -> list[WaitingT]:
+    def fitting(self) -> list[SharedT]:
         """Return the first requests that fit one evaluation."""
 
     @abstractmethod
-    def answers(self, taken: Sequence[WaitingT]) -> tuple[Sequence[object], Sequence[float]]:
+    def answers(self, taken: Sequence[SharedT]) -> tuple[Sequence[object], Sequence[float]]:
         """Evaluate requests; return the result of each, and its share of the seconds."""
 
     def close(self) -> None:
         """Leave the meeting; again does nothing."""
-        self.meeting.leave(self)
+        if self in self.meeting.joint:
+            self.meeting.joint.remove(self)
 
 
 class DraftMeeting:
@@ -130,26 +137,17 @@ class DraftMeeting:
     def __init__(self, n_texts: int) -> None:
         self.n_texts = n_texts
         self.n_drafting = 1
-        self._joint: list[Joint[Any]] = []
-
-    def join(self, joint: Joint[Any]) -> None:
-        """Let something be evaluated with the requests of others."""
-        self._joint.append(joint)
-
-    def leave(self, joint: Joint[Any]) -> None:
-        """Forget closed ones."""
-        if joint in self._joint:
-            self._joint.remove(joint)
+        self.joint: list[Joint[Any]] = []
 
     def evaluate(self) -> float:
         """Evaluate the requests, as many as fit each one's batch; return the seconds."""
-        return sum(joint.evaluate() for joint in self._joint if joint.asking)
+        return sum(joint.evaluate() for joint in self.joint if joint.asking)
 
 
 class SharedDraftContext(Joint["ContextPart"]):
     """A draft model's context: `n_parts` times the cells, sequences and rows of `options`.
 
-    `make` opens it, if it is no plain one.
+    `make` opens it.
     """
 
     def __init__(
@@ -158,7 +156,7 @@ class SharedDraftContext(Joint["ContextPart"]):
         model: Model,
         options: ContextOptions,
         n_parts: int,
-        make: Callable[[Model, ContextOptions], Context] = Context,
+        make: Callable[[Model, ContextOptions], Context],
     ) -> None:
         self.own = options
         self.context = make(
@@ -171,8 +169,12 @@ class SharedDraftContext(Joint["ContextPart"]):
             ),
         )
         self._free = [*range(n_parts)]
-        self.batch = Batch(self.context.n_batch, options.n_sequences)
+        self.batch = self.new_batch()
         super().__init__(meeting)
+
+    def new_batch(self) -> Batch:
+        """Return the batch of shared evaluations."""
+        return Batch(self.context.n_batch, self.own.n_sequences)
 
     def part(self, *, copies: bool) -> ContextPart | None:
         """Return a part that nobody has, None if there is none left.
@@ -197,7 +199,7 @@ class SharedDraftContext(Joint["ContextPart"]):
         taken: list[ContextPart] = []
         n_tokens = n_outputs = 0
         for part in self.asking:
-            n_tokens, n_outputs = n_tokens + part.asked.n_tokens, n_outputs + part.asked.n_outputs
+            n_tokens, n_outputs = n_tokens + part.given.n_tokens, n_outputs + part.given.n_outputs
             full = n_tokens > self.context.n_batch or n_outputs > self.context.n_outputs
             if taken and full:
                 break
@@ -207,10 +209,10 @@ class SharedDraftContext(Joint["ContextPart"]):
     def answers(self, taken: Sequence[ContextPart]) -> tuple[list[Rows], list[float]]:
         """Evaluate the requests side by side; return the rows of each, and its seconds."""
         rows, seconds = self.decode(taken)
-        ends = [*accumulate((part.asked.n_outputs for part in taken), initial=0)]
+        ends = [*accumulate((part.given.n_outputs for part in taken), initial=0)]
         own = [cast("Rows", PlacedRows(rows, range(*pair))) for pair in pairwise(ends)]
-        n = sum(part.asked.n_tokens for part in taken)
-        return own, [seconds * part.asked.n_tokens / n for part in taken]
+        n = sum(part.given.n_tokens for part in taken)
+        return own, [seconds * part.given.n_tokens / n for part in taken]
 
     def decode(self, parts: Sequence[ContextPart]) -> tuple[Rows, float]:
         """Evaluate the batches of parts side by side; return all rows and the seconds."""
@@ -221,7 +223,7 @@ class SharedDraftContext(Joint["ContextPart"]):
 
     def fill(self, parts: Sequence[ContextPart]) -> None:
         """Fill the shared batch with those of parts, in the sequences of each."""
-        batches = [part.asked for part in parts]
+        batches = [part.given for part in parts]
         counts = [batch.id_counts[: batch.n_tokens] for batch in batches]
         ids = [
             batch.ids[: int(count.sum())] + part.first
@@ -241,61 +243,35 @@ class SharedDraftContext(Joint["ContextPart"]):
         self.context.close()
 
 
-class ContextPart(Context):
+class ContextPart(Context, Shared[Batch, Rows]):
     """The part of one conversation in a shared context: sequences of its own, numbered from 0."""
 
     # Not Context's own beginning: there is no native context to make.
     def __init__(self, shared: SharedDraftContext, number: int, *, copies: bool) -> None:
+        Shared.__init__(self, shared)
         self._shared, self.number = shared, number
         self.model, self.options = shared.context.model, shared.own
         self.n_ctx, self.n_batch = shared.own.n_ctx, shared.context.n_batch
         self.n_outputs = max(shared.own.n_outputs, shared.own.n_sequences)
         self.first = number * shared.own.n_sequences
-        self.native_seconds = 0.0
         self.memory: Memory = MemoryPart(shared.context.memory, self.first, shared.own.n_sequences)
-        self.asked = Batch(1, 1)
         self._copies = copies
-        self._single = Batch(1, 1)
-        self._answered: Rows | SpecrunError | None = None
         self._closed = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time, whom it is worth to wait for."""
-        return self._shared.waits
 
     @property
     def is_open(self) -> bool:
         """Whether neither it nor the shared context was closed."""
         return not self._closed and self._shared.context.is_open
 
-    def ask(self, batch: Batch) -> None:
-        """Request the evaluation of a batch, which nobody changes before it is evaluated."""
-        self.asked, self._answered = batch, None
-        self._shared.asking.append(self)
-
-    def answered(self) -> Rows | None:
-        """Return the rows of the request, None before; raises the error of their evaluation."""
-        answered, self._answered = self._answered, None
-        if isinstance(answered, SpecrunError):
-            raise answered
-        return answered
-
     def answer(self, answered: Rows | SpecrunError, seconds: float) -> None:
-        """Give it the rows of its request, with its share of an evaluation's time."""
+        """Take the rows of the request, copied if others' evaluations must leave them alone."""
         if self._copies and not isinstance(answered, SpecrunError):
-            answered = cast("Rows", _CopiedRows(answered, self.asked.n_outputs))
-        self._answered = answered
-        self.native_seconds += seconds
-
-    def withdraw(self) -> None:
-        """Withdraw the request."""
-        self._answered = None
-        self._shared.withdraw(self)
+            answered = cast("Rows", _CopiedRows(answered, self.given.n_outputs))
+        super().answer(answered, seconds)
 
     def decode(self, batch: Batch) -> Rows:
         """Evaluate a batch at once, alone."""
-        self.asked = batch
+        self.given = batch
         rows, seconds = self._shared.decode([self])
         self.native_seconds += seconds
         return cast("Rows", _CopiedRows(rows, batch.n_outputs)) if self._copies else rows
@@ -389,10 +365,10 @@ class DraftContexts:
         meeting: DraftMeeting | None,
         *,
         kind: type[SharedDraftContext] = SharedDraftContext,
-        alone: Callable[[Model, ContextOptions], Context] = Context,
+        make: Callable[[Model, ContextOptions], Context] = Context,
         copies: bool = False,
     ) -> None:
-        self._model, self._options, self._alone = model, options, alone
+        self._model, self._options, self._make = model, options, make
         self._kind, self._copies, self._meeting = kind, copies, meeting
         if meeting is not None and options.n_sequences * meeting.n_texts > MOST_SEQUENCES:
             self._meeting = None
@@ -403,11 +379,12 @@ class DraftContexts:
         meeting = self._meeting
         if meeting is not None:
             if self._shared is None:
-                self._shared = self._kind(meeting, self._model, self._options, meeting.n_texts)
+                given = meeting, self._model, self._options, meeting.n_texts
+                self._shared = self._kind(*given, self._make)
             part = self._shared.part(copies=self._copies)
             if part is not None:
                 return part
-        return self._alone(self._model, self._options)
+        return self._make(self._model, self._options)
 
     def close(self) -> None:
         """Close the shared parts; again does nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -23,6 +23,8 @@ from specrun.runtime.heads import FloatRows
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
     KeyValueCache,
+    LayerWeights,
+    LengthGraphs,
     NativeShare,
     decoder_layer,
     fill_places,
@@ -50,20 +52,6 @@ _NEOX = {"llama": False, "qwen2": True}
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _PIECE = 64  # tokens of a text in one evaluation
 _OPERATIONS = 60  # of a layer
-
-
-class _Layer:
-    """A layer's tensors of the target by the names that `decoder_layer` uses."""
-
-    def __init__(self, tensors: TargetTensors, known: set[str], prefix: str) -> None:
-        self._tensors, self._known, self._prefix = tensors, known, prefix
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors.named(self._prefix + name)
-
-    def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None if the target has none."""
-        return self[name] if self._prefix + name in self._known else None
 
 
 class ExitLayers:
@@ -102,43 +90,28 @@ class ExitLayers:
                 raise UnsupportedModelError(f"the target's layers are no plain Llama's: {problem}")
             self._tensors.named(f"{prefix}{name}.weight")
 
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs of all cells."""
-        return self.device.native_seconds
-
-    @property
-    def loads_again(self) -> int:
-        """How many matrices could not be shared with the target, and were loaded a second time."""
-        return sum(not shared for shared in self._tensors.shared.values())
-
     def cells(self, n_cells: int) -> ExitCells:
         """Return room for `n_cells` tokens of one conversation."""
         return ExitCells(self, n_cells)
 
-    def build(self, caches: Sequence[KeyValueCache], n: int, length: int) -> Graph:
+    def build(self, cache: KeyValueCache, length: int, n: int) -> Graph:
         """Return the graph for n tokens that attend to the first `length` cells."""
+        eps, named = self._norm_eps, self._find
         with closing(GraphBuilder(self.device, _OPERATIONS * (self.n_layers + 1))) as builder:
             tokens = builder.input("tokens", I32, n)
-            places = caches[0].places(builder, n, length)
-            factors = self._tensors.named("rope_freqs.weight") if self._has_factors else None
+            places = cache.places(builder, n, length)
+            factors = named("rope_freqs.weight")
             state = builder.get_rows(self._tensors.embedding(), tokens)
-            for layer, cache in enumerate(caches):
-                weights = _Layer(self._tensors, self._known, f"blk.{layer}.")
-                normed = builder.rms_norm(state, weights["attn_norm.weight"], self._norm_eps)
-                here = dataclasses.replace(places, cache=cache)
-                state = decoder_layer(
-                    builder, weights, normed, state, here, self._norm_eps, factors
-                )
-            normed = builder.rms_norm(
-                state, self._tensors.named("output_norm.weight"), self._norm_eps
-            )
+            for layer in range(self.n_layers):
+                weights = LayerWeights(named, f"blk.{layer}.")
+                x = builder.rms_norm(state, weights["attn_norm.weight"], eps)
+                state = decoder_layer(builder, weights, x, state, places, eps, factors, layer)
+            normed = builder.rms_norm(state, self._tensors.named("output_norm.weight"), eps)
             builder.output("logits", builder.mul_mat(self.output, normed))
             return builder.build()
 
-    @property
-    def _has_factors(self) -> bool:
-        return "rope_freqs.weight" in self._known
+    def _find(self, name: str) -> Tensor | None:
+        return self._tensors.named(name) if name in self._known else None
 
     def close(self) -> None:
         """Free the device; again does nothing."""
@@ -155,15 +128,9 @@ class ExitCells:
     def __init__(self, layers: ExitLayers, n_cells: int) -> None:
         self._layers, self.tokens = layers, list[int]()
         self._native = NativeShare(layers.device)
-        self._graphs: dict[tuple[int, int], Graph] = {}
-        self._caches: list[KeyValueCache] = []
-        try:
-            for _ in range(layers.n_layers):
-                self._caches.append(KeyValueCache(layers.device, layers.attention, n_cells))
-        except BaseException:
-            self.close()
-            raise
-        self.n_cells = self._caches[0].n_cells
+        self._cache = KeyValueCache(layers.device, layers.attention, n_cells, layers.n_layers)
+        self._graphs = LengthGraphs(functools.partial(layers.build, self._cache))
+        self.n_cells = self._cache.n_cells
 
     @property
     def native_seconds(self) -> float:
@@ -180,10 +147,9 @@ class ExitCells:
             raise OptionError(f"an early exit with {self.n_cells} cells cannot hold {start + n}")
         if min(tokens) < 0 or max(tokens) >= self._layers.vocab_size:
             raise OptionError(f"a token outside the {self._layers.vocab_size} of the target")
-        width = filled_width(n)
-        graph = self._graph(width, self._caches[0].length(start + n))
+        graph = self._graphs.get(self._cache.length(start + n), filled_width(n))
         steps, sees = range(start, start + n), np.tri(n, dtype=np.bool_)
-        fill_places(graph, tokens, None, (steps, steps, start, sees), self._caches[0].spare)
+        fill_places(graph, tokens, None, (steps, steps, start, sees), self._cache.spare)
         with self._native:
             graph.compute()
         # Last, so that an interrupt anywhere above leaves a list that is true.
@@ -201,22 +167,11 @@ class ExitCells:
         assert row is not None
         return row
 
-    def _graph(self, width: int, length: int) -> Graph:
-        graph = self._graphs.get((width, length))
-        if graph is None:
-            # Each has memory of its own, so those of lengths that are behind go.
-            for key in [key for key in self._graphs if key[1] != length]:
-                self._graphs.pop(key).close()
-            graph = self._graphs[width, length] = self._layers.build(self._caches, width, length)
-        return graph
-
     def close(self) -> None:
         """Free graphs and cells; again does nothing."""
         self.tokens.clear()
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-        while self._caches:
-            self._caches.pop().close()
+        self._graphs.close()
+        self._cache.close()
 
 
 def _sizes(target: Model) -> tuple[AttentionSizes, float]:
@@ -314,11 +269,11 @@ def build_early_exit(
         problem = "draws by the rotary positions of the file: leave out the options that scale them"
         raise OptionError(f"{expression} {problem}")
     exit_layers = ExitLayers(env.target, layers, n_threads=env.context.n_threads)
-    name, n_cells, n_params = str(expression), env.n_ctx, exit_layers.evaluated_params
+    drafts, n_params = chain.drafts(expression, env), exit_layers.evaluated_params
     share = n_params / max(1, env.target.n_params)
 
     def start() -> GrowingDrafter:
-        source = EarlyExitSource(exit_layers.cells(n_cells), n_params)
-        return chain.drafter(source, chain.n or env.most_drafted, env, share, name)
+        source = EarlyExitSource(exit_layers.cells(env.n_ctx), n_params)
+        return drafts.drafter(source, share)
 
-    return DrafterWeights(name, start, [exit_layers], chain.pace(env))
+    return DrafterWeights(drafts.name, start, [exit_layers], drafts.pace)

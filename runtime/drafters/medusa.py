@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -11,27 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import Graph, GraphBuilder
-from specrun.bindings.ggml.tensor import F32, Tensor
-from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
+from specrun.bindings.ggml.tensor import F32
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import DraftMeeting, Joint, SharedRequest
+from specrun.runtime.drafters.batching import DraftMeeting, Joint, Shared
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import Asked, Source
+from specrun.runtime.drafters.residual_heads import ResidualHeads
 from specrun.runtime.drafters.tree_options import (
     head_accuracy,
     head_tree,
     ranks_by_depth,
     verifiable,
 )
-from specrun.runtime.heads import HeadFile, NamedChildren, TreePlan, stored_accuracy
+from specrun.runtime.heads import HeadFile, NamedChildren, NativeShare, TreePlan
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning import TYPICAL_ACCURACY
 from specrun.runtime.planning.optimal_trees import medusa_tree
-from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 
@@ -45,8 +43,7 @@ from specrun.runtime.round.target import EvaluatedRows
 # vocab); metadata `medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
 
 
-_MAX_HEADS, _MAX_BLOCKS = 32, 16
-_OPERATIONS = 40  # of a graph for each head, beside two for each tensor of its blocks
+_OPERATIONS = 42  # of a graph for each head, beside four for each of its blocks
 MOST_STATES = 16
 """Hidden states of one evaluation: of several conversations, or of a whole text."""
 
@@ -62,7 +59,7 @@ class HeadsSaid:
     log_probs: list[npt.NDArray[np.float32]]
 
 
-class MedusaHead:
+class MedusaHead(ResidualHeads):
     """The weights of a file's heads on the target's device. Close it before the target.
 
     They depend on the hidden state alone, so conversations share their graph, too.
@@ -79,36 +76,14 @@ class MedusaHead:
     ) -> None:
         file = HeadFile(path, "medusa")
         file.check_target(target)
-        self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracy = stored_accuracy(file, self.n_heads)
-        self.n_params = file.header.n_parameters
-        self._names = _tensor_names(file, self.n_heads)
-        self._width, self._vocab_size = target.n_embd, target.vocabulary.size
-        # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
-        shared = sum(len(own) % 2 == 0 for own in self._names)
-        own = multiplied(file.header, file.header.tensors)
-        self.evaluated_params = own + shared * self._width * self._vocab_size
-        self.whole_rows = False
-        self._graphs: dict[int, Graph] = {}  # by how many states they take
-        self._ranks: tuple[int, ...] = ()
-        self._named: tuple[str, ...] = ()  # the outputs of each head's tokens
-        self._probabilities = False
-        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self.device)
-        self._weights: TensorStore | None = None
+        self.whole_rows = self._probabilities = False
+        super().__init__(file, target, n_threads)
         try:
-            names = [name for head in self._names for name in head]
-            self._weights = load_tensors(path, self.device, names)
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs."""
-        return self.device.native_seconds
 
     def prepare(
         self, ranks: Sequence[int], *, probabilities: bool = False, whole_rows: bool = False
@@ -117,154 +92,65 @@ class MedusaHead:
 
         With `probabilities` it returns those, too, with `whole_rows` all logits.
         """
-        # Built before the old ones are closed: a refused shape leaves the heads as they were.
-        graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
-        self.whole_rows, self._probabilities = whole_rows, probabilities
-        self._close_graphs()
-        self._graphs[1], self._ranks = graph, tuple(ranks)
-        self._named = tuple(f"tokens{head}" for head in range(len(self._ranks)))
-
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def tokens_along(
-        self, features: npt.NDArray[np.float32], ranks: int
-    ) -> Iterator[list[list[int]]]:
-        """Yield the results of `said_of` for each hidden state [n, hidden], `ranks` of each head.
-
-        Several states share an evaluation, and so the reading of the weights.
-        """
-        with closing(self._build([ranks] * self.n_heads, MOST_STATES)) as graph:
-            for start in range(0, len(features), MOST_STATES):
-                piece = features[start : start + MOST_STATES]
-                rows = graph.inputs["features"]
-                rows[: len(piece)], rows[len(piece) :] = piece, 0.0
-                found = self._compute(graph, self.n_heads)
-                for row in range(len(piece)):
-                    yield [tokens[row] for tokens in found]
-
-    def _build(
-        self,
-        ranks: Sequence[int],
-        rows: int,
-        *,
-        probabilities: bool = False,
-        whole_rows: bool = False,
-    ) -> Graph:
-        """Return the graph that names so many tokens of each head for `rows` hidden states."""
-        if not 0 < len(ranks) <= self.n_heads:
-            reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
-            raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
-        if max(ranks) > self._vocab_size:
-            known = f"these Medusa heads have {self._vocab_size} tokens"
+        self.check_depth(len(ranks))
+        if max(ranks) > self.vocab_size:
+            known = f"these Medusa heads have {self.vocab_size} tokens"
             raise OptionError(f"a tree of {max(ranks)} branches: {known}")
-        n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
+        self._close_graphs()
+        self.ranks, self._probabilities, self.whole_rows = tuple(ranks), probabilities, whole_rows
+        self._graph(1)
+
+    def _graph(self, width: int) -> Graph:
+        """Return the graph for so many hidden states, whole rows of one alone."""
+        graph = self._graphs.get((width,))
+        if graph is not None:
+            return graph
+        n_operations = self.n_heads * (4 * self.n_blocks + _OPERATIONS)
         with closing(GraphBuilder(self.device, n_operations)) as builder:
-            features = builder.input("features", F32, self._width, rows)
-            for head, count in enumerate(ranks):
-                logits = self._logits(builder, head, features)
+            features = builder.input("features", F32, self.hidden, width)
+            for head, count in enumerate(self.ranks):
+                logits = self.logits(builder, head, features)
                 # Only the ranks leave the device: a row of logits is large.
                 best = builder.best(logits, count)
                 builder.output(f"tokens{head}", best[0])
-                if probabilities:
+                if self._probabilities:
                     total = builder.log_sum_exp(logits, best)
                     builder.output(f"log_probs{head}", builder.sub(best[1], total))
-                if whole_rows:
+                if self.whole_rows and width == 1:
                     builder.output(f"logits{head}", logits)
-            return builder.build()
+            graph = self._graphs[(width,)] = builder.build()
+        return graph
 
     def said_of(self, states: npt.NDArray[np.float32]) -> list[HeadsSaid]:
         """Return the heads' results after each final hidden state [n, hidden], in one evaluation.
 
         At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
         """
+        if not self.ranks:
+            raise OptionError("Medusa heads need their tree before they can be asked")
         n = len(states)
-        if n == 1:
-            return [self.said_of_one(states)]
-        graph = self._graph_of(n)
-        rows = graph.inputs["features"]
-        rows[:n], rows[n:] = states, 0.0
-        tokens = self._compute(graph, len(self._ranks))
-        shares: list[npt.NDArray[np.float32]] = []
+        graph = self._graph(1 << (n - 1).bit_length())
+        given = graph.inputs["features"]
+        given[:n], given[n:] = states, 0.0
+        graph.compute()
+        ranks, shares = self.ranks, list[npt.NDArray[np.float32]]()
+        named = graph.numbers(*[f"tokens{head}" for head in range(len(ranks))])
         if self._probabilities:
-            heads = range(len(self._ranks))
-            shares = [graph.floats(f"log_probs{head}").copy() for head in heads]
+            shares = [graph.floats(f"log_probs{head}").copy() for head in range(len(ranks))]
         return [
-            HeadsSaid([own[row] for own in tokens], [own[row] for own in shares])
+            HeadsSaid(
+                [own[row * k : (row + 1) * k] for own, k in zip(named, ranks, strict=True)],
+                [own[row] for own in shares],
+            )
             for row in range(n)
         ]
-
-    def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
-        """Return the heads' results after one final hidden state [1, hidden], as `said_of`."""
-        graph = self._graphs.get(1) or self._graph_of(1)
-        graph.inputs["features"][...] = state
-        graph.compute()
-        tokens = graph.numbers(*self._named)
-        if not self._probabilities:
-            return HeadsSaid(tokens, [])
-        shares = (graph.floats(f"log_probs{head}") for head in range(len(self._ranks)))
-        return HeadsSaid(tokens, [share[0].copy() for share in shares])
-
-    def _graph_of(self, n: int) -> Graph:
-        """Return a graph for n states: one, or the next power of two of them."""
-        if not self._graphs:
-            raise OptionError("Medusa heads need their tree before they can be asked")
-        width = 1 << (n - 1).bit_length()
-        if width not in self._graphs:
-            self._graphs[width] = self._build(
-                self._ranks, width, probabilities=self._probabilities, whole_rows=False
-            )
-        return self._graphs[width]
 
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
         """Each head's whole row of logits of the last single state: views."""
-        graph = self._graphs[1]
-        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
+        graph = self._graph(1)
+        rows = [graph.peek(f"logits{head}")[0] for head in range(len(self.ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
-
-    def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
-        """Return the tokens of each head for each row of the graph's inputs."""
-        graph.compute()
-        return [graph.peek(f"tokens{head}").tolist() for head in range(n_heads)]
-
-    def close(self) -> None:
-        """Free graph, weights and device."""
-        self._close_graphs()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-        self._target.close()
-        self.device.close()
-
-    def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
-        assert self._weights is not None
-        own = self._names[head]
-        # Blocks are pairs, so an odd number of names ends with an output matrix.
-        *blocks, output = own if len(own) % 2 else (*own, None)
-        state = features
-        for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
-            linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
-            activated = builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
-            state = builder.add(state, activated)
-        matrix = self._target.output() if output is None else Tensor(self._weights[output])
-        return builder.mul_mat(matrix, state)
-
-
-def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
-    """Return each head's tensors, checked: weights and biases of its blocks, its output if any."""
-    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
-    n_blocks = file.size("block_count", _MAX_BLOCKS)
-    names: list[list[str]] = []
-    for head in range(n_heads):
-        own: list[str] = []
-        for block in range(n_blocks):
-            own.append(file.require(f"medusa.{head}.res.{block}.weight", (hidden, hidden)))
-            own.append(file.require(f"medusa.{head}.res.{block}.bias", (hidden,)))
-        output = f"medusa.{head}.output.weight"
-        names.append([*own, file.require(output, (hidden, vocab_size))] if output in file else own)
-    return names
 
 
 # == The heads for several conversations: their states are rows of one evaluation ==================
@@ -276,28 +162,22 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
 State = npt.NDArray[np.float32]
 
 
-AskedState = SharedRequest[State, HeadsSaid]
-"""A hidden state [1, hidden] that a conversation gives to the heads."""
+SharedState = Shared[State, HeadsSaid]
+"""The hidden state [1, hidden] that a conversation gives to the heads."""
 
 
-class SharedHeads(Joint[AskedState]):
+class SharedHeads(Joint[SharedState]):
     """The heads of several conversations, and the states that they read."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
         super().__init__(meeting)
         self._heads = heads
 
-    def ask(self, state: State) -> AskedState:
-        """Request the evaluation of a state."""
-        asked = AskedState(state)
-        self.asking.append(asked)
-        return asked
-
-    def fitting(self) -> list[AskedState]:
+    def fitting(self) -> list[SharedState]:
         """Return the first states."""
         return self.asking[:MOST_STATES]
 
-    def answers(self, taken: Sequence[AskedState]) -> tuple[list[HeadsSaid], list[float]]:
+    def answers(self, taken: Sequence[SharedState]) -> tuple[list[HeadsSaid], list[float]]:
         """Evaluate the heads for all states at once."""
         before = self._heads.native_seconds
         said = self._heads.said_of(np.concatenate([asked.given for asked in taken]))
@@ -324,13 +204,12 @@ class MedusaSource(Source):
     rows_by_depth = names_trees = names_all_depths = True
 
     def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
-        self._heads, self._together = heads, together
-        # A depth is a head's, and the output matrix that it reads.
+        self._heads, self.keeps_rows = heads, heads.whole_rows
         self.n_params = heads.n_params
-        self.depth_params = heads.evaluated_params / heads.n_heads
-        self._native_seconds = 0.0
-        self.shares, self.keeps_rows = together is not None, heads.whole_rows
-        self._asked: AskedState | None = None
+        self.depth_params = heads.depth_params
+        self._native = NativeShare(heads.device)
+        if together is not None and not self.keeps_rows:
+            self.shared = Shared(together)
         # One value, so that Ctrl-C leaves no state with another one's length: the features
         # [1, hidden], and how many tokens were committed then.
         self.known: tuple[State, int] | None = None
@@ -340,9 +219,6 @@ class MedusaSource(Source):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
-        asked, self._asked = self._asked, None
-        if asked is not None and self._together is not None:
-            self._together.withdraw(asked)
         self.known = None
         self._prompt_length = len(tokens)
 
@@ -365,12 +241,6 @@ class MedusaSource(Source):
         state = self._state_of(request)
         return None if state is None else self._children(self._say(state), plan)
 
-    def root(self, request: DraftRequest, highest: int) -> None:
-        """Return None: trees are named as a whole."""
-
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Return None: likewise."""
-
     def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
         """Return each head's row, of the token at its depth."""
         state = self._state_of(request)
@@ -386,10 +256,8 @@ class MedusaSource(Source):
 
     def _say(self, state: State) -> HeadsSaid:
         """Evaluate the heads."""
-        device, before = self._heads.device, self._heads.device.native_seconds
-        said = self._heads.said_of_one(state)
-        self._native_seconds += device.native_seconds - before
-        return said
+        with self._native:
+            return self._heads.said_of(state)[0]
 
     @staticmethod
     def _children(said: HeadsSaid, plan: TreePlan) -> NamedChildren:
@@ -408,35 +276,27 @@ class MedusaSource(Source):
 
     # -- evaluations with other conversations ------------------------------------------------------
 
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self._together is not None and self._together.waits and not self.keeps_rows
-
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have the heads evaluate this state with those of other conversations."""
         state = self._state_of(request)
-        if state is None or not isinstance(asked, TreePlan):
+        if state is None or self.shared is None or not isinstance(asked, TreePlan):
             return False
-        assert self._together is not None
-        self._asked, self._plan = self._together.ask(state), asked
+        self._plan = asked
+        self.shared.ask(state)
         return True
 
     def result(self) -> NamedChildren | None:
         """Return the tree of the requested state; None before it was evaluated."""
-        asked = self._asked
-        if asked is None or not asked.is_answered:
-            return None
-        self._asked = None
-        self._native_seconds += asked.seconds
-        return self._children(asked.found, self._plan)
+        said = None if self.shared is None else self.shared.answered()
+        return None if said is None else self._children(said, self._plan)
 
     # -- costs -------------------------------------------------------------------------------------
 
     @property
     def native_seconds(self) -> float:
         """Time in the heads' graph that this conversation ran."""
-        return self._native_seconds
+        shared = 0.0 if self.shared is None else self.shared.native_seconds
+        return self._native.seconds + shared
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -457,7 +317,6 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         else:
             topology = head_tree(
                 expression,
-                options,
                 env,
                 stored=head.accuracy,
                 n_depths=head.n_heads,

@@ -347,8 +347,9 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
     if count < 1:
         raise OptionError(f"n is {count}: draft at least 1 token (or use none)")
+    drafts = chain.drafts(expression, env)
 
     def start() -> GrowingDrafter:
-        return chain.drafter(NgramSource(order, sources), count, env, 0.0, str(expression))
+        return drafts.drafter(NgramSource(order, sources), 0.0)
 
-    return DrafterWeights(str(expression), start, pace=chain.pace(env))
+    return DrafterWeights(drafts.name, start, pace=drafts.pace)

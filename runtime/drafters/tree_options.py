@@ -32,13 +32,12 @@ from specrun.runtime.planning import (
     TYPICAL_ACCURACY,
     AdaptiveExit,
     AdaptiveExitOptions,
-    DraftPlan,
     Plan,
     plan_medusa_tree,
 )
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import Pace
-from specrun.runtime.trees.eagle2 import DynamicShape
+from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
 from specrun.runtime.trees.tree import ROOT
@@ -110,24 +109,6 @@ class TreeOptions:
                 "smaller tree, or raise the batch size (-b)"
             )
         return shape
-
-    def plan(
-        self,
-        shape: Topology | DynamicShape,
-        env: DraftEnvironment,
-        share: float,
-        text_share: Callable[[], float] | None = None,
-    ) -> DraftPlan | None:
-        """Return the plan of how much is drafted, with nodes=auto or n=auto.
-
-        `share` of the target is read for each depth, `text_share` in addition to its weights
-        (`DraftEnvironment.draft_plan`).
-        """
-        if self.n == "auto" and not self.asks_for_tree:
-            return env.draft_plan(share, text_share)
-        if self.nodes != "auto" or not isinstance(shape, DynamicShape):
-            return None
-        return env.draft_plan(share, text_share, depth=shape.depth)
 
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
         if self.nodes == "auto":
@@ -201,38 +182,73 @@ class ChainOptions:
             raise OptionError(f"n is {self.n}: give 1 to {most}")
         return self
 
-    def drafter(
-        self,
-        source: Source,
-        most: int,
+    def drafts(self, expression: Expression, env: DraftEnvironment, most: int = 0) -> Drafts:
+        """Return chains of n tokens, or of `most` (0: as many as pay) that a plan ends."""
+        shape = Topology.chain(most or self.n or env.most_drafted)
+        stops = self.n is None, self.adaptive_exit
+        return Drafts(str(expression), env, shape, self.sampling, self.p_min, *stops)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The chains or trees that an expression describes, and the drafters that grow them.
+
+    `is_planned`: a plan decides how long chains, or which nodes of dynamic trees, are each round.
+    """
+
+    name: str
+    env: DraftEnvironment
+    shape: Topology | DynamicShape
+    sampling: TreeSampling = "argmax"
+    p_min: float = 0.0
+    is_planned: bool = False
+    adaptive_exit: AdaptiveExitOptions | None = None
+
+    def __post_init__(self) -> None:
+        check_sampling(self.shape, self.sampling)
+        check_p_min(self.p_min)
+
+    @staticmethod
+    def of(
+        expression: Expression,
         env: DraftEnvironment,
-        share: float,
-        name: str,
-        text_share: Callable[[], float] | None = None,
+        tree: TreeOptions,
+        shape: Topology | DynamicShape,
+        sampling: TreeSampling = "argmax",
+    ) -> Drafts:
+        """Return those of an expression's tree, planned with nodes=auto or n=auto."""
+        is_chain = tree.n == "auto" and not tree.asks_for_tree
+        is_planned = is_chain or (tree.nodes == "auto" and isinstance(shape, DynamicShape))
+        p_min = options_of(expression).number("p_min", 0.0)
+        return Drafts(str(expression), env, shape, sampling, p_min, is_planned)
+
+    def drafter(
+        self, source: Source, share: float, text_share: Callable[[], float] | None = None
     ) -> GrowingDrafter:
-        """Return the drafter of chains of at most so many tokens of a source.
+        """Return the drafter of a source that reads `share` of the target for each depth.
 
-        `share` of the target is read for a token (`DraftEnvironment.draft_plan`). If that fails,
-        the source is closed.
+        `text_share` is read in addition to its weights (`DraftEnvironment.draft_plan`).
         """
-        try:
-            plan: Plan | None = None
-            if self.adaptive_exit is not None:
-                # The threshold is learnt: each conversation has its own.
-                plan = AdaptiveExit(self.adaptive_exit)
-            elif self.n is None:
-                plan = env.draft_plan(share, text_share)
-            shape = Topology.chain(most)
-            return GrowingDrafter(
-                source, shape, sampling=self.sampling, p_min=self.p_min, plan=plan, name=name
-            )
-        except BaseException:
-            source.close()
-            raise
+        plan: Plan | None = None
+        if self.adaptive_exit is not None:
+            # The threshold is learnt: each conversation has its own.
+            plan = AdaptiveExit(self.adaptive_exit)
+        elif self.is_planned:
+            depth = self.shape.depth if isinstance(self.shape, DynamicShape) else None
+            plan = self.env.draft_plan(share, text_share, depth=depth)
+        return GrowingDrafter(
+            source,
+            self.shape,
+            sampling=self.sampling,
+            p_min=self.p_min,
+            plan=plan,
+            name=self.name,
+        )
 
-    def pace(self, env: DraftEnvironment) -> Pace:
-        """Return the decisions about drafts that measured time may make."""
-        return env.pace_of(chooses=self.n is None, draws=self.sampling != "argmax")
+    @property
+    def pace(self) -> Pace:
+        """The decisions about drafts that measured time may make."""
+        return self.env.pace_of(chooses=self.is_planned, draws=self.sampling != "argmax")
 
 
 def _given(value: int | None, default: int) -> int:
@@ -246,7 +262,6 @@ def tree_sampling(options: ExpressionOptions, default: TreeSampling) -> TreeSamp
 
 def head_tree(
     expression: Expression,
-    options: ExpressionOptions,
     env: DraftEnvironment,
     *,
     stored: Accuracy | None,
@@ -261,6 +276,7 @@ def head_tree(
     evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
     CSV.
     """
+    options = options_of(expression)
     tree = options.optional("tree")
     if tree is not None:
         for name in ("nodes", "accuracy"):

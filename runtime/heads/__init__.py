@@ -14,6 +14,7 @@ from specrun.runtime.heads.graphs import (
     MOST_CHAIN_ROWS,
     MOST_DEPTHS,
     AttentionSizes,
+    HeadWeights,
     KeyValueCache,
     LayerWeights,
     LengthGraphs,

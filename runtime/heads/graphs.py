@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVarTuple
+from typing import Any, Generic, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.bindings.ggml.graph import Rope
 from specrun.bindings.ggml.tensor import F32, I32, I64
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, load_tensors
+from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.places import write_chain, write_places
 from specrun.runtime.heads.states import FloatRows
@@ -46,26 +48,13 @@ def filled_width(n: int) -> int:
     return n if n > _WIDTHS[-1] else _WIDTHS[bisect_left(_WIDTHS, n)]
 
 
-def first_rows(rows: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Return a copy of the first n rows."""
-    return rows.copy() if len(rows) == n else rows[:n].copy()
-
-
-class Timed(Protocol):
-    """A device, or heads on one."""
-
-    @property
-    def native_seconds(self) -> float:
-        """Seconds in native evaluation so far."""
-
-
 class NativeShare:
     """Counts the native `seconds` of a `device` inside its `with` blocks; they do not nest.
 
     So each of the conversations that share a head has its own native time.
     """
 
-    def __init__(self, device: Timed) -> None:
+    def __init__(self, device: ComputeDevice) -> None:
         self.seconds = 0.0
         self.device = device
         self._before = 0.0
@@ -75,6 +64,46 @@ class NativeShare:
 
     def __exit__(self, *_: object) -> None:
         self.seconds += self.device.native_seconds - self._before
+
+
+class HeadWeights:
+    """The weights of a file's head on the target's device, those of `names`.
+
+    Close it between its cells and the target.
+    """
+
+    def __init__(self, file: HeadFile, names: Sequence[str], target: Model, n_threads: int) -> None:
+        self.n_params = file.header.n_parameters
+        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
+        self._target = TargetTensors(target, self.device)
+        self._graphs: dict[tuple[int, ...], Graph] = {}  # that all conversations share
+        self._stores: list[TensorStore] = []
+        try:
+            self._stores.append(load_tensors(file.path, self.device, names))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs of all conversations."""
+        return self.device.native_seconds
+
+    def tensors(self, prefix: str = "") -> LayerWeights:
+        """Return the file's tensors by their names behind a prefix."""
+        return LayerWeights(self._stores[0].find, prefix)
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+    def close(self) -> None:
+        """Free graphs, weights and device; calling it again does nothing."""
+        self._close_graphs()
+        for store in self._stores:
+            store.close()
+        self._target.close()
+        self.device.close()
 
 
 # -- best tokens by rank ---------------------------------------------------------------------------
@@ -116,29 +145,31 @@ Key = TypeVarTuple("Key")
 
 
 class LengthGraphs(Generic[*Key]):
-    """Graphs over a cache that are kept to be run again: all read the same number of its cells.
+    """Graphs over a cache that are kept to be run again: of the last `n_lengths` numbers of cells.
 
-    `build` makes one when it is first needed, from the length and the other differences of
-    graphs.
+    `build` makes one when it is first needed, from the number of cells that it reads and the other
+    differences of graphs. Each has memory of its own: those of all lengths of a long text would be
+    gigabytes, and a text that has outgrown one does not come back to it soon.
     """
 
-    def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
-        self._build = build
-        self._graphs: dict[tuple[*Key], Graph] = {}
-        self._length = 0
+    def __init__(self, build: Callable[[int, *Key], Graph], n_lengths: int = 1) -> None:
+        self._build, self._n_lengths = build, n_lengths
+        self._graphs: dict[tuple[int, *Key], Graph] = {}
+        self._lengths: list[int] = []  # the newest last
 
     def __len__(self) -> int:
         """Return how many graphs are kept."""
         return len(self._graphs)
 
-    def get(self, length: int, key: tuple[*Key]) -> Graph:
-        """Return the graph that reads `length` cells; those of another length are closed."""
-        if length != self._length:  # a text that has outgrown one does not come back to it soon
-            LengthGraphs.close(self)
-            self._length = length
-        graph = self._graphs.get(key)
+    def get(self, length: int, *key: *Key) -> Graph:
+        """Return the graph that reads `length` cells."""
+        graph = self._graphs.get((length, *key))
         if graph is None:
-            graph = self._graphs[key] = self._build(length, *key)
+            if length not in self._lengths:
+                self._lengths = [*self._lengths, length][-self._n_lengths :]
+                for old in [old for old in self._graphs if old[0] not in self._lengths]:
+                    self._graphs.pop(old).close()
+            graph = self._graphs[length, *key] = self._build(length, *key)
         return graph
 
     def close(self) -> None:
@@ -155,8 +186,8 @@ class LengthGraphs(Generic[*Key]):
 #
 # Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight` and
 # `ffn_{gate,up,down}.weight`, each with an optional `.bias`, `attn_{q,k}_norm.weight` (head size,
-# optional), `ffn_norm.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the
-# rotary frequencies as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
+# optional), `ffn_norm.weight`, `rope_freqs.weight` (rotated numbers / 2, optional): divisors of
+# the rotary frequencies, as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
 
 
 Array = npt.NDArray[Any]
@@ -203,20 +234,13 @@ class KeyValueCache:
         parts = ("keys", "values")
         self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
         self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
-        # The last result of `length`, and the most cells that would have been too few for it.
-        self._length = 0, -1
 
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them."""
-        length, fewer = self._length
-        if fewer < used <= length:
-            return length
         # At most a quarter too many, or a step: a long text is not to need new graphs every few
         # rounds.
         step = max(_STEP, 1 << max(0, used.bit_length() - 3))
-        length = -(-used // step) * step
-        self._length = min(length, self.n_cells), length - step
-        return self._length[0]
+        return min(-(-used // step) * step, self.n_cells)
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
         """Return inputs for the positions and cells of n rows; `fill_places` fills them."""
@@ -351,28 +375,21 @@ def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare:
     graph.filled = count
 
 
-class LayerTensors(Protocol):
-    """A layer's tensors by the names above."""
+class LayerWeights:
+    """A layer's tensors by the names above, which `find` finds by the whole ones, or does not."""
+
+    def __init__(self, find: Callable[[str], Tensor | None], prefix: str) -> None:
+        self._find, self._prefix = find, prefix
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor that is there."""
+        tensor = self.get(name)
+        if tensor is None:
+            raise KeyError(self._prefix + name)
+        return tensor
 
     def get(self, name: str) -> Tensor | None:
         """Return an optional tensor, None if there is none."""
-
-
-class LayerWeights:
-    """A layer's tensors by the names above, among those of a whole head."""
-
-    def __init__(self, store: TensorStore, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-
-    def __getitem__(self, name: str) -> Tensor:
-        return Tensor(self._store[self._prefix + name])
-
-    def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None if the head has none."""
-        return self[name] if self._prefix + name in self._store else None
+        return self._find(self._prefix + name)
 
 
 def layer_attention(file: HeadFile) -> AttentionSizes:
@@ -395,32 +412,41 @@ def layer_attention(file: HeadFile) -> AttentionSizes:
     return AttentionSizes(heads, kv, hidden // heads, rope)
 
 
-def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -> list[str]:
-    """Return the layer's tensors in the file, checked."""
-    h, kv, wide = attention.size, attention.kv_size, file.size("feed_forward_length")
-    needed: dict[str, tuple[int, ...]] = {
-        "attn_q.weight": (h, h),
-        "attn_k.weight": (h, kv),
-        "attn_v.weight": (h, kv),
-        "attn_output.weight": (h, h),
-        "ffn_norm.weight": (h,),
-        "ffn_gate.weight": (h, wide),
-        "ffn_up.weight": (h, wide),
-        "ffn_down.weight": (wide, h),
+def layer_tensor_names(
+    file: HeadFile,
+    prefix: str,
+    attention: AttentionSizes,
+    *,
+    hidden: int,
+    reads: int,
+    norms: Sequence[str] = ("ffn_norm",),
+) -> list[str]:
+    """Return the layer's tensors in the file, checked.
+
+    Its states have `hidden` numbers, and the attention's inputs `reads`.
+    """
+    wide = file.size("feed_forward_length")
+    matrices = {
+        "attn_q": (reads, attention.size),
+        "attn_k": (reads, attention.kv_size),
+        "attn_v": (reads, attention.kv_size),
+        "attn_output": (attention.size, hidden),
+        "ffn_gate": (hidden, wide),
+        "ffn_up": (hidden, wide),
+        "ffn_down": (wide, hidden),
     }
-    optional = {
-        "attn_q.bias": (h,),
-        "attn_k.bias": (kv,),
-        "attn_v.bias": (kv,),
-        "rope_freqs.weight": (attention.head_size // 2,),
-    }
-    needed |= {name: shape for name, shape in optional.items() if prefix + name in file}
-    return [file.require(prefix + name, shape) for name, shape in needed.items()]
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
+    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
+    optional: dict[str, tuple[int, ...]] = {f"{n}.bias": s[1:] for n, s in matrices.items()}
+    optional |= {f"attn_{part}_norm.weight": (attention.head_size,) for part in "qk"}
+    optional["rope_freqs.weight"] = (attention.rope.n_dims // 2,)
+    shapes |= {name: shape for name, shape in optional.items() if prefix + name in file}
+    return [file.require(prefix + name, shape) for name, shape in shapes.items()]
 
 
 def decoder_layer(
     builder: GraphBuilder,
-    weights: LayerTensors,
+    weights: LayerWeights,
     x: Tensor,
     residual: Tensor,
     places: Places,

@@ -62,10 +62,8 @@ class TextRows(Generic[Said]):
 
     With a `window` at most so many rows are kept. `drop(n, position)` then takes the first n, which
     begin at a position, out of their cells, and those behind move up; n is a multiple of `step`.
+    `reads_all`: the rows of all positions are wanted; otherwise the last one's is enough.
     """
-
-    reads_all = True
-    """Whether the rows of all positions are wanted; otherwise the last one's is enough."""
 
     def __init__(
         self,
@@ -77,9 +75,10 @@ class TextRows(Generic[Said]):
         window: int = 0,
         drop: Callable[[int, int], None] = lambda *_: None,
         step: int = 1,
+        reads_all: bool = True,
     ) -> None:
         self._evaluate, self._n_cells, self._ahead = evaluate, n_cells, ahead
-        self._chunk, self.window = chunk, window
+        self._chunk, self.window, self.reads_all = chunk, window, reads_all
         self._drop, self._step = drop, step
         self._most = min(window or n_cells, n_cells)
         # Rows belong to the beginning of it that they depend on. Later cells mean nothing: an
@@ -115,11 +114,13 @@ class TextRows(Generic[Said]):
         self.cut(common_prefix(self._text, tokens))
         self._keep(len(tokens) - 1)
 
-    def take_over(self, other: Self, length: int) -> int:
+    def take_over(self, other: Self, length: int, copy: Callable[[int, int], bool]) -> int:
         """Take over another conversation's rows of a text's first `length` tokens.
 
-        They replace all that is known here. Returns from which position on rows are to be learnt:
-        0 if cells cannot be copied. Rows that a window has left behind are to be learnt again.
+        They replace all that is known here. `copy` copies so many of its cells, of the rows from a
+        position on; False: that is impossible, and nothing was changed. Returns from which position
+        on rows are to be learnt, 0 in that case. Rows that a window has left behind are to be
+        learnt again.
         """
         if not self.reads_all:
             return length
@@ -127,20 +128,13 @@ class TextRows(Generic[Said]):
             return max(0, length - self._ahead - self.window)
         base, count, end, pending, *_ = other._held
         held, self._held = self._held, _nothing_from(0)
-        if count and not self.copy_cells(other, base, count):
+        if count and not copy(base, count):
             self._held = held
             return 0
         self._text = list(other._text)
         self._held = base, count, end, pending, None, None, None
         self.cut(length)
         return max(0, min(length, self._held[2]))
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy the first `count` cells of another conversation, of the rows from `base` on.
-
-        False if that is impossible; then nothing is changed.
-        """
-        return False
 
     def cut(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
@@ -170,13 +164,6 @@ class TextRows(Generic[Said]):
         then sees less of the text, which costs acceptance and nothing else.
         """
         base, count, end, pending, last, said, early = self._held
-        after, n_known = start + len(rows), len(tokens) - self._ahead
-        follow = start == end > base and early is None and start < after <= n_known
-        if follow and after - base <= self._most and after - base - count <= self._chunk:
-            # The usual round: rows that follow those that are known, with all their tokens.
-            self._text[start:] = tokens[start : after + self._ahead]
-            self._held = base, count, after, (*pending, rows), last, said, None
-            return
         # The row that came too early has its token now: it goes in front of the new ones.
         if early is not None and start == end + 1:
             start, rows = end, np.concatenate([early, rows])
@@ -191,7 +178,7 @@ class TextRows(Generic[Said]):
             self._drop_first(start + len(rows) - base - self.window)
             base, count, end, pending, last, said, early = self._held
         known = end
-        ready = min(len(rows), n_known - start)  # whose tokens are known
+        ready = min(len(rows), len(tokens) - self._ahead - start)  # whose tokens are known
         end = max(known, min(start + ready, base + self._most))
         early = early if end == known else None
         # The row that has no token yet is kept, or the next round would begin behind a gap.
@@ -243,24 +230,14 @@ class TextRows(Generic[Said]):
         Earlier ones are put into their cells. None if the last row is not known. Their
         evaluation is confirmed by `settle`, and otherwise they are due again.
         """
-        base, count, end, pending, _, _, _ = self._held
-        # As in most rounds: one piece waits, and nothing is left of it to be put into cells.
-        if len(pending) == 1 and end - base - count <= most and end == len(tokens) - 1:
-            position = base + count
-            own = self._text[position + self._ahead : end + self._ahead]
-            if own[-1] == tokens[end - 1 + self._ahead]:
-                return RowPiece(own, pending[0], position, count)
         if not self._is_known(tokens):
             return None
-        if end == base + count:
+        if not self._n_pending:
             self._return_last()
-            return self._piece(1) if self._n_pending else None
         # At least one row stays for the draft's own graph, which needs a row to go on from.
-        waiting = end - base - count
-        while waiting > most:
+        while (waiting := self._n_pending) > most:
             self._put(min(self._chunk, waiting - 1))
-            waiting = self._n_pending
-        return self._piece(waiting)
+        return self._piece(waiting) if waiting else None
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
         """Note that the first pending rows lie in their cells, and the head's result then."""

@@ -14,11 +14,10 @@ probability (EAGLE-2, Li et al. 2024, section 4.1), in the order of their number
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ import numpy.typing as npt
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, MOST_DEPTHS, LengthGraphs, NativeShare
-from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.heads.states import RowPiece
+from specrun.runtime.round.drafter import close_all
 from specrun.runtime.trees.eagle2 import DynamicShape, GrownTree, NodeChoice
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
@@ -89,11 +89,11 @@ class NamedChildren:
         return np.exp(self.values, dtype=np.float64)
 
 
-class TreeGraphs(LengthGraphs[int]):
+class TreeGraphs(LengthGraphs[int], ABC):
     """The graphs of a head's trees of one plan, and the table of their results.
 
-    `build` takes length and width of the text's rows; it adds every depth with `add` and ends with
-    `output`. Close it before the device.
+    `build` takes length and width of the text's rows, and grows the tree with `grow`. Close it
+    before the device.
     """
 
     def __init__(
@@ -119,10 +119,34 @@ class TreeGraphs(LengthGraphs[int]):
         for name, array in constants.items():
             self._table.write(name, array)
 
-    def new_rows(self, depth: int) -> slice:
-        """Return which of the rows below the root's a depth has."""
-        first = self.plan.first_rows[depth]
-        return slice(first - 1, first - 1 + self.plan.widths[depth])
+    @abstractmethod
+    def run(self, piece: RowPiece, last: int) -> NamedChildren:
+        """Return the children of a tree behind a piece of rows and the text's last token.
+
+        Its views are valid until the next `run`. Raises UnsupportedModelError if no backend
+        computes the graph.
+        """
+
+    def grow(
+        self,
+        builder: GraphBuilder,
+        logits: Tensor,
+        below: Callable[[int, NextRows], Tensor],
+        ids: Tensor | None = None,
+    ) -> Graph:
+        """Build the graph of a tree whose root has these logits, (vocab, 1).
+
+        `below` adds a depth's rows to the graph and returns their logits, (vocab, n). `ids`, I32
+        (1, vocab), names the target's tokens if the logits are of others.
+        """
+        values, depth = None, 0
+        while (rows := self.add(builder, logits, depth, values, ids)) is not None:
+            depth, values = depth + 1, rows.values
+            logits = below(depth, rows)
+        for name in ("tokens", "values", "rows") if self.plan.has_values else ("tokens",):
+            table = Tensor(self._table[name])
+            builder.output(name, builder.columns(table, 0, table.shape[0]))
+        return builder.build()
 
     def zeros(self, builder: GraphBuilder, count: int) -> Tensor:
         """Return zeros, F32 (1, count)."""
@@ -133,13 +157,12 @@ class TreeGraphs(LengthGraphs[int]):
         builder: GraphBuilder,
         logits: Tensor,
         depth: int,
-        values: Tensor | None = None,
-        ids: Tensor | None = None,
+        values: Tensor | None,
+        ids: Tensor | None,
     ) -> NextRows | None:
         """Note the children of a depth's rows, logits (vocab, n); return the next depth's rows.
 
-        None after the last depth. `values`, (1, n), are those of the rows, None at the root. `ids`,
-        I32 (1, vocab), names the target's tokens if the logits are of others.
+        None after the last depth. `values`, (1, n), are those of the rows, None at the root.
         """
         plan, ranks, n = self.plan, self.plan.ranks[depth], self.plan.widths[depth]
         n_here = ranks * n
@@ -180,14 +203,8 @@ class TreeGraphs(LengthGraphs[int]):
         # Without keep, nothing downstream reads the copy, and ggml would leave it out of the graph.
         builder.keep(builder.copy(found, place))
 
-    def output(self, builder: GraphBuilder) -> None:
-        """Let a graph return the children."""
-        for name in ("tokens", "values", "rows") if self.plan.has_values else ("tokens",):
-            table = Tensor(self._table[name])
-            builder.output(name, builder.columns(table, 0, table.shape[0]))
-
-    def run(self, graph: Graph) -> NamedChildren:
-        """Compute a graph whose inputs are filled; its views are valid until the next `run`."""
+    def named(self, graph: Graph) -> NamedChildren:
+        """Compute a graph whose inputs are filled."""
         graph.compute()
         [tokens] = graph.numbers("tokens")
         if not self.plan.has_values:
@@ -201,11 +218,7 @@ class TreeGraphs(LengthGraphs[int]):
         self._table.close()
 
 
-Trees = TypeVar("Trees", bound=Owned)
-Given = TypeVar("Given")
-
-
-class PlannedTrees(Generic[Trees]):
+class PlannedTrees:
     """The graphs of a conversation's trees by their depth: one plan of each, the last requested.
 
     `make` makes those of a plan when they are first needed. It, and running them, may raise
@@ -213,43 +226,31 @@ class PlannedTrees(Generic[Trees]):
     `share`.
     """
 
-    def __init__(self, make: Callable[[TreePlan], Trees], share: NativeShare) -> None:
+    def __init__(self, make: Callable[[TreePlan], TreeGraphs], share: NativeShare) -> None:
         self._make, self._share = make, share
         # The plan of each depth, and its graphs; None if there are none.
-        self._of_depth: dict[int, tuple[TreePlan, Trees | None]] = {}
+        self._of_depth: dict[int, tuple[TreePlan, TreeGraphs | None]] = {}
 
-    def draft(
-        self,
-        plan: TreePlan,
-        n_rows: int,
-        run: Callable[[Trees, Given], NamedChildren],
-        given: Given,
-    ) -> NamedChildren | None:
-        """Return the children that `run` names after `n_rows` rows of the text.
+    def draft(self, plan: TreePlan, piece: RowPiece, last: int) -> NamedChildren | None:
+        """Return the children behind a piece and the text's last token; None if one graph cannot.
 
-        It is a method of the graphs, which get its arguments. None if one graph cannot.
+        See `TreeGraphs.run`.
         """
-        if len(plan.ranks) > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
-            return None
-        # Added up here, not by a `with` block: its two calls would be made in every round.
-        share, before = self._share, self._share.device.native_seconds
-        try:
-            trees = self._trees_of(plan)
-            return None if trees is None else run(trees, given)
-        except UnsupportedModelError:
-            self._forget(len(plan.ranks))
-            self._of_depth[len(plan.ranks)] = plan, None
-            return None
-        finally:
-            share.seconds += share.device.native_seconds - before
-
-    def _trees_of(self, plan: TreePlan) -> Trees | None:
         depth = len(plan.ranks)
-        known = self._of_depth.get(depth)
-        if known is None or known[0] is not plan:
-            self._forget(depth)
-            known = self._of_depth[depth] = plan, self._make(plan)
-        return known[1]
+        if depth > MOST_DEPTHS or len(piece) > MOST_CHAIN_ROWS:
+            return None
+        with self._share:
+            try:
+                known = self._of_depth.get(depth)
+                if known is None or known[0] is not plan:
+                    self._forget(depth)
+                    known = self._of_depth[depth] = plan, self._make(plan)
+                trees = known[1]
+                return None if trees is None else trees.run(piece, last)
+            except UnsupportedModelError:
+                self._forget(depth)
+                self._of_depth[depth] = plan, None
+                return None
 
     def _forget(self, depth: int) -> None:
         _, trees = self._of_depth.pop(depth, (None, None))
@@ -288,13 +289,9 @@ class ShapePlans:
     def __init__(self, shape: Topology | DynamicShape, *, has_values: bool = False) -> None:
         self._shape, self._has_values = shape, has_values
         self._plans: dict[int, tuple[TreePlan, list[int]]] = {}
-        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self._depth = shape.max_depth
         self.whole = self.of(self._depth)
         """The plan of the whole shape."""
-        # Takes the tokens of a whole fixed tree from those of all children, in one call.
-        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
-        if isinstance(shape, Topology) and len(shape) > 1:
-            self._pick = itemgetter(*self._of(self._depth)[1])
 
     def of(self, depth: int) -> TreePlan:
         """Return the plan of a tree that is at most so deep."""
@@ -326,9 +323,6 @@ class ShapePlans:
         """
         most_deep = limits[0] if limits[0] < depth else depth
         shape = self._shape.limited(most_deep, limits[1])
-        if self._pick is not None and choice is None and shape is self._shape:
-            assert isinstance(shape, Topology)
-            return DraftTree.of_points(self._pick(named.tokens), shape.parents)
         plan, numbers = self._of(depth)
         if isinstance(shape, DynamicShape):
             # The rows are the root and the children that were chosen.

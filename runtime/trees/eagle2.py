@@ -54,6 +54,11 @@ class DynamicShape:
         return DynamicShape(min(self.depth, max_depth, nodes), self.topk, nodes)
 
     @property
+    def max_depth(self) -> int:
+        """How deep a tree of this shape is, at most."""
+        return self.depth
+
+    @property
     def max_nodes(self) -> int:
         """The most nodes that a tree of this shape has."""
         # topk children of the root, then topk of each of topk nodes at every further depth.

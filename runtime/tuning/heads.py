@@ -29,7 +29,7 @@ from specrun.runtime.drafters.eagle import (
     PairHead,
 )
 from specrun.runtime.drafters.hydra import HydraHead
-from specrun.runtime.drafters.medusa import MedusaHead
+from specrun.runtime.drafters.medusa import MOST_STATES, MedusaHead
 from specrun.runtime.engine.session import Session
 from specrun.runtime.heads import HeadFile, RankCounts
 from specrun.runtime.language import quoted
@@ -120,16 +120,18 @@ class MedusaGuesses(HeadGuesses):
 
     def __init__(self, source: HeadSource) -> None:
         self._head = head = MedusaHead(source.path, source.target, n_threads=source.n_threads)
-        self._ranks = min(source.ranks, source.target.vocabulary.size)
+        head.prepare([min(source.ranks, source.target.vocabulary.size)] * head.n_heads)
         # A depth is one head: its share of them all.
         super().__init__(head.n_heads, head.evaluated_params / head.n_heads, head)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
-        for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
-            # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether it is
-            # right.
-            yield named[: max(0, len(tokens) - (begin + offset) - 2)]
+        for start in range(begin, len(features), MOST_STATES):
+            # Several states share an evaluation, and so the reading of the weights.
+            for row, said in enumerate(self._head.said_of(features[start : start + MOST_STATES])):
+                # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether
+                # it is right.
+                yield said.tokens[: max(0, len(tokens) - (start + row) - 2)]
 
 
 class EagleGuesses(HeadGuesses):

@@ -41,14 +41,20 @@ class PairsByDepth:
 
     depth_params, most_highest = 0.0, 0
 
+    @property
+    def head(self) -> PairsByDepth:
+        return self
+
     def tree(self, *given: object) -> NamedChildren | None:
         return None
 
 
 class PairChainByDepth(PairsByDepth):
-    """For heads over pairs: `tree` of a chain made of `evaluate_features` and `evaluate`."""
+    """For heads over pairs: `tree` of a chain made of `evaluate`."""
 
-    def tree(self, plan: TreePlan, piece: RowPiece) -> NamedChildren | None:  # type: ignore[override]
+    def tree(  # type: ignore[override]
+        self, plan: TreePlan, piece: RowPiece, _last: int
+    ) -> NamedChildren | None:
         n = len(plan.ranks)
         if plan != chain_plan(n, has_values=plan.has_values):
             return None
@@ -70,7 +76,7 @@ def pair_chain(
 ) -> NamedChildren:
     m = len(tokens)
     places = range(position, position + m), range(count, count + m), count, np.tri(m, dtype=bool)
-    rows = head.evaluate_features(tokens, features, places)
+    rows = head.evaluate(tokens, features, places, real=True)
     drafted, log_probs = [int(rows.tokens[-1, 0])], [rows.log_probs[-1, 0]]
     for depth in range(n - 1):
         cell = count + m + depth
@@ -79,15 +85,3 @@ def pair_chain(
         drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
     return NamedChildren(drafted, np.cumsum(log_probs, dtype=np.float32))
-
-
-def hydra_chain(
-    head: Any, states: np.ndarray, position: int, count: int, token: int, n: int
-) -> NamedChildren:
-    state = head.states(states, position, count)[-1]
-    path, log_probs = [token], []
-    for _ in range(n):
-        best = head.best_laws(state, [path])
-        path.append(int(best.tokens[0, 0]))
-        log_probs.append(best.log_probs[0, 0])
-    return NamedChildren(path[1:], np.cumsum(log_probs, dtype=np.float32))

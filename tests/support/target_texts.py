@@ -52,3 +52,15 @@ def answer(
     """What a target answers with a drafter whose caches are exact."""
     with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
+
+
+def same_text(path: Path, drafter: str, length: int = 40) -> None:
+    """Assert that drafts leave plain decoding's own text, drawn or not, under a penalty."""
+    with Runtime(path, "none", **F32) as plain, Runtime(path, drafter, **F32) as drafts:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
+            drafted = drafts.generate(PROMPT_IDS, params, max_tokens=length)
+            assert (
+                drafted.token_ids == plain.generate(PROMPT_IDS, params, max_tokens=length).token_ids
+            )
+            assert drafted.stats.drafted > 0

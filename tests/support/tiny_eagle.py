@@ -112,7 +112,6 @@ def random_eagle(
     n_kv_heads: int = 2,
     wide: int = 64,
     bias: bool = True,
-    qkv_bias: bool = False,
     seed: int = 0,
 ) -> TinyEagle:
     rng = np.random.default_rng(seed)
@@ -134,12 +133,6 @@ def random_eagle(
     }
     if bias:
         weights["fc.bias"] = normal(hidden)
-    if qkv_bias:
-        weights |= {
-            "attn_q.bias": normal(hidden),
-            "attn_k.bias": normal(kv),
-            "attn_v.bias": normal(kv),
-        }
     return TinyEagle(weights, n_heads, n_kv_heads)
 
 

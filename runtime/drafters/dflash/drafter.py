@@ -25,6 +25,7 @@ from specrun.bindings.contexts import (
 )
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor
+from specrun.bindings.ggml.graph import Array
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model, trusting_files
@@ -95,11 +96,6 @@ class BlockDrafter:
             raise
 
     @property
-    def n_params(self) -> int:
-        """The parameters of its file."""
-        return self.model.n_params
-
-    @property
     def multiplied(self) -> float:
         """The parameters that each token of a block multiplies, the target's output among them."""
         own = multiplied(self.model.header, self.model.header.tensors)
@@ -111,7 +107,7 @@ class BlockDrafter:
     def blocks(self) -> Blocks:
         """Its blocks, as the source and the builder see them."""
         file, few = self.file, self.file.generation == "DFlash2"
-        sizes = self.n_params, self.multiplied
+        sizes = self.model.n_params, self.multiplied
         return Blocks(file.title, file.n_slots, file.first, file.taps, *sizes, few)
 
     def cells(
@@ -154,8 +150,8 @@ class SharedBlocks(SharedDraftContext):
 
     def fitting(self) -> list[ContextPart]:
         """Return the first requests of one size: llama.cpp's graph cuts a batch evenly."""
-        size = self.asking[0].asked.n_tokens
-        return [*takewhile(lambda part: part.asked.n_tokens == size, super().fitting())]
+        size = self.asking[0].given.n_tokens
+        return [*takewhile(lambda part: part.given.n_tokens == size, super().fitting())]
 
 
 class BlockCells:
@@ -175,7 +171,7 @@ class BlockCells:
         self._markov = drafter.markov
         self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
         self.n_slots, width = n_slots, file.first + n_slots
-        self._context, self._part = context, part
+        self._context, self.part = context, part
         self._owned: Context = context if part is None else part
         self._sequence = 0 if part is None else part.first
         self._seconds = 0.0
@@ -188,18 +184,8 @@ class BlockCells:
     def native_seconds(self) -> float:
         """Time in the evaluations of this conversation."""
         markov = 0.0 if self._share is None else self._share.seconds
-        shared = 0.0 if self._part is None else self._part.native_seconds
+        shared = 0.0 if self.part is None else self.part.native_seconds
         return self._seconds + shared + markov
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether its context is that of other conversations, too."""
-        return self._part is not None
-
-    @property
-    def waits(self) -> bool:
-        """Whether blocks are best evaluated with those of other conversations."""
-        return self._part is not None and self._part.waits
 
     def put(self, piece: RowPiece) -> bool:
         """Write keys and values of a text's next features, behind the first `count`; return True.
@@ -219,9 +205,9 @@ class BlockCells:
         """Forget the first n features of a text, which begin at a position."""
         self._owned.memory.truncate(0, position + n)
 
-    def copy(self, other: BlockCells, end: int) -> bool:
-        """Share or copy the features of another text's first `end` positions."""
-        return share_text(other._owned, self._owned, end)
+    def copy(self, other: BlockCells, base: int, count: int) -> bool:
+        """Share or copy the features of another text, as far as they are in cells."""
+        return share_text(other._owned, self._owned, base + count)
 
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         """Evaluate a block that predicts so many tokens after a text's last one, at a position."""
@@ -232,13 +218,13 @@ class BlockCells:
 
     def ask(self, last: int, position: int, n_slots: int) -> None:
         """Have such a block evaluated with those of other conversations."""
-        assert self._part is not None
+        assert self.part is not None
         self._asked = last, self._fill(last, position, n_slots, 0, with_rows=True)
-        self._part.ask(self._block)
+        self.part.ask(self._block)
 
     def answer(self) -> BlockRows | None:
         """Return the rows of the requested block; None before it was evaluated."""
-        rows = None if self._part is None else self._part.answered()
+        rows = None if self.part is None else self.part.answered()
         return None if rows is None or self._asked is None else self._rows_of(rows, *self._asked)
 
     def _fill(
@@ -319,13 +305,20 @@ class MarkovHead:
 
         With `numbers` of the drafted tokens of these numbers alone, [n, numbers].
         """
-        width = filled_width(len(tokens))
-        filled = np.array([*tokens, *[before] * (width - len(tokens))], np.int32)
-        given = {"tokens": filled, "before": np.array([before], np.int32)}
+        n, width = len(tokens), filled_width(len(tokens))
+        filled = np.array([*tokens, *[before] * (width - n)], np.int32)
+        return self._less({"tokens": filled}, n, before, numbers)
+
+    def _less(
+        self, given: dict[str, Array], n: int, before: int, numbers: IdRows | None
+    ) -> FloatRows:
+        """Return the biases of the first n rows of an input, less those after a token."""
+        [rows] = given.values()
+        given["before"] = np.array([before], np.int32)
         if numbers is not None:
             given["numbers"] = numbers.astype(np.int32)
-        rows = self._graph(width, 0 if numbers is None else len(numbers)).run(given)["shifts"]
-        return rows[: len(tokens)].astype(np.float32, copy=False)
+        graph = self._graph(len(rows), 0 if numbers is None else len(numbers))
+        return graph.run(given)["shifts"][:n].astype(np.float32, copy=False)
 
     def _confidence_moves(self) -> FloatRows:
         """Return the confidence head's products with the embeddings of all tokens, [vocabulary]."""
@@ -414,14 +407,10 @@ class LatentMarkovHead(MarkovHead):
 
     def biases(self, latents: FloatRows, before: int, numbers: IdRows | None) -> FloatRows:
         """Return the biases of latents [n, rank] less those that llama.cpp added, [n, drafted]."""
-        width, n = filled_width(len(latents)), len(latents)
-        filled = np.zeros((width, self._rank), np.float32)
+        n = len(latents)
+        filled = np.zeros((filled_width(n), self._rank), np.float32)
         filled[:n] = latents
-        given = {"latents": filled, "before": np.array([before], np.int32)}
-        if numbers is not None:
-            given["numbers"] = numbers.astype(np.int32)
-        rows = self._graph(width, 0 if numbers is None else len(numbers)).run(given)["shifts"]
-        return rows[:n].astype(np.float32, copy=False)
+        return self._less({"latents": filled}, n, before, numbers)
 
     def _embedded(self, token: int) -> FloatRows:
         row = self._rows.run({"tokens": np.array([token], np.int32)})["row"]

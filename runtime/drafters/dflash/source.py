@@ -10,63 +10,53 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 
 from specrun.bindings.contexts import FEATURES_AT_ONCE
 from specrun.bindings.errors import ClosedError, OptionError
+from specrun.runtime.drafters.batching import ContextPart
 from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import Cells, StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
-from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.heads import TextRows
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned
-from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
-from specrun.runtime.trees.tree import ROOT
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
 
 # == The source of rows ============================================================================
 
 
-class SlotCells(Cells, Protocol):
-    """One conversation's cells of a drafter whose block predicts at most `n_slots` tokens."""
-
-    @property
-    def n_slots(self) -> int:
-        """How many tokens its blocks predict."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether its context is that of other conversations, too."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether blocks are best evaluated with those of other conversations."""
-
-    def ask(self, last: int, position: int, n_slots: int) -> None:
-        """Have a block evaluated with those of other conversations."""
-
-    def answer(self) -> BlockRows | None:
-        """Return the rows of the requested block; None before it was evaluated."""
-
-
 class SlotState(TextRows[Any]):
-    """A text's rows of a drafter of blocks, in `cells`; see `TextRows`."""
+    """A text's rows of a drafter of blocks, in `cells`; a block predicts at most `n_slots` tokens.
 
-    cells: SlotCells
+    `part` are its cells if they are a part of a context of several conversations.
+    """
+
+    cells: Cells
+    n_slots: int
+    part: ContextPart | None = None
 
     @abstractmethod
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
+
+    def ask(self, tokens: Sequence[int], n_slots: int) -> None:
+        """Have the block evaluated with those of other conversations."""
+        raise NotImplementedError
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the requested block; None before it was evaluated."""
+        raise NotImplementedError
 
 
 class BlockState(SlotState):
@@ -81,16 +71,21 @@ class BlockState(SlotState):
             drop=cells.drop,
         )
         self.cells = self._cells = cells
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Share or copy features."""
-        return self._cells.copy(other._cells, base + count)
+        self.n_slots, self.part = cells.n_slots, cells.part
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
         if self.said(tokens) is None:
             return None
         return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
+
+    def ask(self, tokens: Sequence[int], n_slots: int) -> None:
+        """Have the block evaluated with those of other conversations."""
+        self._cells.ask(tokens[-1], len(tokens) - 1, n_slots)
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the requested block; None before it was evaluated."""
+        return self._cells.answer()
 
 
 _FAR = np.float32(30.0)  # logits below the least one that a drafter names
@@ -107,19 +102,17 @@ class BlockSource(StatesSource[SlotState]):
         chooses: bool = False,
         keeps_rows: bool = False,
     ) -> None:
-        cells = state.cells
-        super().__init__(state, cells, blocks.n_params, blocks.multiplied)
-        self._taps, self.layer_inputs = blocks.taps, tuple(sorted(set(blocks.taps)))
-        self._most_slots = self._n_slots = cells.n_slots
+        super().__init__(state, state.cells, blocks.n_params, blocks.multiplied, blocks.taps)
+        self._most_slots = self._n_slots = state.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
-        self.shares = cells.is_shared and not keeps_rows
+        self.shared = None if keeps_rows else state.part
         self.few_tokens = blocks.few_tokens
-        self._cells, self._last = cells, 0
+        self._last = 0
         self._points = self._whole = self._under_grammar = False
         self._rows: BlockRows | None = None
         self._found: NodeRows | None = None  # of a request that needed no evaluation
-        self._depths: list[int] = []  # of the nodes, from 1 on
+        self._depths = [0]  # of the root and the nodes
 
     def expect(self, depth: int) -> None:
         """Predict so many tokens, and the one after a whole draft if a rule reads its row."""
@@ -127,7 +120,7 @@ class BlockSource(StatesSource[SlotState]):
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the block; None if the state before the last token is unknown."""
-        self._depths = []
+        self._depths = [0]
         self._rows = self.state.block(request.tokens, self._n_slots)
         self._note(request)
         return None if self._rows is None else self._after(0, request.tokens[-1:])
@@ -159,16 +152,11 @@ class BlockSource(StatesSource[SlotState]):
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
-        depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
+        depth = self._depths[parents[0] + 1] + 1
         self._depths += [depth] * len(tokens)
         return self._after(depth, tokens, parents) if depth < self._n_slots else None
 
     # -- evaluations with other conversations ------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self.shares and self._cells.waits
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have the block evaluated with others'; all rows below are known then."""
@@ -180,24 +168,18 @@ class BlockSource(StatesSource[SlotState]):
         text = request.tokens
         if self.state.said(text) is None:
             return False
-        self._depths, self._found, self._last = [], None, text[-1]
+        self._depths, self._found, self._last = [0], None, text[-1]
         self._note(request)
-        self._cells.ask(text[-1], len(text) - 1, self._n_slots)
+        self.state.ask(text, self._n_slots)
         return True
 
     def result(self) -> NodeRows | None:
         """Return the rows of the request; None before the block was evaluated."""
         found, self._found = self._found, None
-        if found is None and (rows := self._cells.answer()) is not None:
+        if found is None and (rows := self.state.answer()) is not None:
             self._rows = rows
             found = self._after(0, [self._last])
         return found
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
-        return np.stack(
-            [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
-        )
 
     def close(self) -> None:
         """Free the cells, once no row of a block is held any more."""
@@ -224,20 +206,19 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     a chain.
     """
     path = model_file_of(expression, env)
-    threads, seen = env.context.n_threads, seen_window(options_of(expression), env)
+    options, threads = options_of(expression), env.context.n_threads
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
     )
-    windows = seen, drafter.file.window
-    window = min((each for each in windows if 0 < each < env.n_ctx), default=0)
-    context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
-
-    def start(n_slots: int) -> BlockState:
-        return BlockState(drafter.cells(context, n_slots, env.meeting), window)
-
     try:
-        drafter.file.check_threshold(options_of(expression).number("p_min", 0.0))
+        drafter.file.check_threshold(options.number("p_min", 0.0))
+        window = seen_window(options, env, drafter.file.window)
+        context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
+
+        def start(n_slots: int) -> BlockState:
+            return BlockState(drafter.cells(context, n_slots, env.meeting), window)
+
         return build_blocks(expression, env, drafter, drafter.blocks, start)
     except BaseException:
         drafter.close()
@@ -257,10 +238,8 @@ def build_blocks(
     """
     options, tree = options_of(expression), TreeOptions.of(expression)
     sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
-    check_p_min(p_min)
     shape = _shape(expression, tree, sampling, env, blocks)
-    check_sampling(shape, sampling)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    depth = shape.max_depth
     # Rules that weigh distributions read one more, after a whole draft.
     n_slots = min(depth + env.keeps_rows, blocks.n_slots)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
@@ -335,8 +314,7 @@ def _shape(
             # A chain is a tree whose nodes have one child each.
             is_chain = tree.n == "auto" or not env.target.can_branch
             shape = DynamicShape(most, 1 if is_chain else _TOPK, most if is_chain else largest)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
-    if depth > slots:
+    if shape.max_depth > slots:
         raise OptionError(
             f"{expression}: the block of {blocks.title} drafts {slots} tokens at most"
         )

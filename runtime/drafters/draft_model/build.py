@@ -17,7 +17,7 @@ from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, Retokenis
 from specrun.runtime.drafters.draft_model.window import KeptTokens, PartialSource, Window
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
-from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
+from specrun.runtime.drafters.tree_options import ChainOptions, Drafts, TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_pair
@@ -99,12 +99,12 @@ def plan_draft(
         return _plan_tree(expression, env, tree, sequoia, share, text_share)
     chain = chain_options(expression)
     count = env.most_drafted if chain.n is None else chain.n
+    drafts = chain.drafts(expression, env)
 
     def drafter(source: DraftModelSource) -> GrowingDrafter:
-        text = text_share and text_share(source)
-        return chain.drafter(source, count, env, share(source), str(expression), text)
+        return drafts.drafter(source, share(source), text_share and text_share(source))
 
-    return ModelPlan(drafter, Topology.chain(count), 1, 1, count, chain.pace(env))
+    return ModelPlan(drafter, drafts.shape, 1, 1, count, drafts.pace)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -130,21 +130,19 @@ def _plan_tree(
     if _adaptive_exit(options) is not None:
         problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
         raise OptionError(f"{expression}: {problem}")
-    p_min = options.number("p_min", 0.0)
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
+    drafts = Drafts.of(expression, env, tree, shape, sampling)
 
     def drafter(source: DraftModelSource) -> GrowingDrafter:
-        text = text_share and text_share(source)
-        plan, name = tree.plan(shape, env, share(source), text), str(expression)
-        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
+        return drafts.drafter(source, share(source), text_share and text_share(source))
 
     n_sequences, n_outputs = draft_size(shape)
     n_nodes = shape.max_nodes
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
-    pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return ModelPlan(drafter, shape, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
+    n_sequences += env.keeps_rows
+    return ModelPlan(drafter, shape, n_sequences, n_outputs, n_nodes, drafts.pace)
 
 
 def _with_draft_model(

@@ -33,6 +33,7 @@ class DraftModelSource(Source):
     never in the target.
     """
 
+    shared: ContextPart | None
     keeps_points = True
 
     def __init__(
@@ -55,8 +56,7 @@ class DraftModelSource(Source):
         self._cuts_rows = self._shared_size < self._own_size
         eos = context.model.vocabulary.eos
         self._stand_in = eos if eos is not None else 0
-        self._part = context if isinstance(context, ContextPart) else None
-        self.shares = self._part is not None
+        self.shared = context if isinstance(context, ContextPart) else None
         self._unread: list[int] = []
         # A sequence, and the call that evaluates a token in it; None before the first.
         self._step: tuple[int, Callable[[int, int], Logits] | None] = (-1, None)
@@ -134,7 +134,7 @@ class DraftModelSource(Source):
 
     def read_along(self, tokens: Sequence[int], end: int) -> None:
         """Cache a text up to `end`, if others share the context and would wait for all at once."""
-        if self._part is not None and len(self.cached) < end:
+        if self.shared is not None and len(self.cached) < end:
             self.feed(tokens[len(self.cached) : end])
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -145,10 +145,10 @@ class DraftModelSource(Source):
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, also of an interrupted round."""
         nodes, interrupted = self.nodes, self.nodes.grows
-        if length >= len(self.cached) and not (self._part or self._changing or interrupted):
+        if length >= len(self.cached) and not (self.shared or self._changing or interrupted):
             return
-        if self._part is not None:
-            self._part.withdraw()
+        if self.shared is not None:
+            self.shared.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         left_over = self._changing and memory.last_position(self.main) >= end
         if interrupted or left_over or length < len(self.cached):
@@ -245,30 +245,25 @@ class DraftModelSource(Source):
 
     # -- with other conversations ------------------------------------------------------------------
 
-    @property
-    def waits(self) -> bool:
-        """Whether tokens are best evaluated with those of other conversations."""
-        return self._part is not None and self._part.waits
-
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Submit an evaluation with those of other conversations."""
         assert isinstance(asked, tuple)
-        assert self._part is not None
+        assert self.shared is not None
         parents, tokens = asked
         if tokens and not self._is_chain:
             self._fill_depth(parents, tokens)
-            self._part.ask(self._depth_batch)
+            self.shared.ask(self._depth_batch)
         else:
             self.ask(tokens or self._uncached(request.tokens))
         return True
 
     def result(self) -> NodeRows | None:
         """Return the rows of the requested evaluation; None before it was made."""
-        assert self._part is not None
+        assert self.shared is not None
         if not len(self.nodes):
             row = self._answer()
             return None if row is None else NodeRows([row])
-        rows = self._part.answered()
+        rows = self.shared.answered()
         return None if rows is None else NodeRows(self.first(rows, self._depth_batch.n_tokens))
 
     def ask(self, tokens: Sequence[int]) -> None:
@@ -277,17 +272,17 @@ class DraftModelSource(Source):
         self._ask_piece()
 
     def _ask_piece(self) -> None:
-        assert self._part is not None
+        assert self.shared is not None
         piece = self._unread[: self.context.n_batch]
         start = self.cells(len(self.cached))
         self.batch.fill_chain([*map(self.known, piece)], start, (self.main,), 1)
         self._changing = True
-        self._part.ask(self.batch)
+        self.shared.ask(self.batch)
 
     def _answer(self) -> Logits | None:
         """Return the row after the requested tokens, a view [shared]; None while that waits."""
-        assert self._part is not None
-        rows = self._part.answered()
+        assert self.shared is not None
+        rows = self.shared.answered()
         if rows is None:
             return None
         n = self.batch.n_tokens

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
@@ -23,11 +22,11 @@ from specrun.runtime.drafters.eagle.versions import (
     trained_window,
 )
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.states_source import seen_window
-from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
+from specrun.runtime.drafters.tree_options import Drafts, TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
-from specrun.runtime.language import Expression, ExpressionOptions, options_of
+from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import (
     MAX_PLANNED_DEPTH,
     best_tree,
@@ -36,7 +35,7 @@ from specrun.runtime.planning import (
 )
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import DrafterWeights
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
+from specrun.runtime.trees import DynamicShape, Topology
 
 # EAGLE-2's trees of 60 nodes are for GPUs: without a size, a round verifies the nodes that pay.
 _DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")
@@ -47,7 +46,9 @@ def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
     With `draft_tokens=8192` it drafts so many tokens alone, the most frequent ones.
     """
-    most = _draft_tokens(expression)
+    options = options_of(expression)
+    is_all = options.optional("draft_tokens") == "all"
+    most = ALL if is_all else options.optional_integer("draft_tokens")
     drafted = draft_vocabulary(HeadFile(model_file_of(expression, env), "eagle"), env.target, most)
     opened = functools.partial(EagleHead, draft_tokens=most)
     return _build(expression, env, opened, None if drafted is None else len(drafted))
@@ -77,49 +78,14 @@ def _build(
         tree = _DEFAULT if env.target.can_branch else TreeOptions(n="auto")
     sampling = tree_sampling(options, "argmax")
     path = model_file_of(expression, env)
-    share = _share_read(HeadFile(path, expression.atom), env, n_drafted)
-    plan = _planner(expression, options, tree, sampling, path, env, share)
-    shape = _shape(tree, env, plan)
-    check_sampling(shape, sampling)
-    p_min = options.number("p_min", 0.0)
-    check_p_min(p_min)
-    # Dynamic trees evaluate more nodes than they keep.
-    evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
-    ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
-    threads, file = env.context.n_threads, HeadFile(path, expression.atom)
-    window = trained_window(file, seen_window(options, env), env.n_ctx)
-    head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
-    name = str(expression)
-    n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row
-
-    def start() -> GrowingDrafter:
-        source, plan = EagleSource(head.cells(n_cells), window), tree.plan(shape, env, share)
-        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
-
-    pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes), draws=sampling != "argmax")
-    return DrafterWeights(name, start, [head], pace)
-
-
-def _planner(
-    expression: Expression,
-    options: ExpressionOptions,
-    tree: TreeOptions,
-    sampling: TreeSampling,
-    path: Path,
-    env: DraftEnvironment,
-    share: float,
-) -> Callable[[int, int], Topology]:
-    """Return the function that makes the tree of tree=sequoia, of so many nodes and depths.
-
-    If the head's accuracies by depth and rank are known it is made from them, without nodes= of
-    the size that pays most. They are of the head's favourite tokens and not of drawn ones.
-    """
+    file = HeadFile(path, expression.atom)
+    share = multiplied_of_pair(file, env.target, n_drafted) / env.target.n_params
+    # Accuracies are of the head's favourite tokens and not of drawn ones.
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
         raise OptionError(f"{expression}: accuracy= is only for tree=sequoia, with sampling=argmax")
 
-    def plan(nodes: int, depth: int) -> Topology:
-        file = HeadFile(path, expression.atom)
+    def sequoia(nodes: int, depth: int) -> Topology:
         accuracy = None
         if measured:
             accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file))
@@ -127,23 +93,23 @@ def _planner(
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
-        curve = env.curve
+        curve = env.curve  # without nodes= it has the size that pays most
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
-    return plan
+    shape = _shape(tree, env, sequoia)
+    drafts = Drafts.of(expression, env, tree, shape, sampling)
+    # Dynamic trees evaluate more nodes than they keep.
+    evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
+    ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
+    threads = env.context.n_threads
+    window = seen_window(options, env, trained_window(file))
+    head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
+    n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row
 
+    def start() -> GrowingDrafter:
+        return drafts.drafter(EagleSource(head.cells(n_cells), window), share)
 
-def _draft_tokens(expression: Expression) -> int | None:
-    """Return how many tokens the head may draft, None: those that its file names."""
-    options = options_of(expression)
-    if options.optional("draft_tokens") == "all":
-        return ALL
-    return options.optional_integer("draft_tokens")
-
-
-def _share_read(file: HeadFile, env: DraftEnvironment, n_drafted: int | None) -> float:
-    """Return the bytes that a depth reads, of the head and an output matrix, over the target's."""
-    return multiplied_of_pair(file, env.target, n_drafted) / env.target.n_params
+    return DrafterWeights(drafts.name, start, [head], drafts.pace)
 
 
 def _shape(

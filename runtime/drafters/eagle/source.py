@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,8 @@ from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
 from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RankedTokens
-from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
 from specrun.runtime.heads.states import RowPiece, TextRows
-from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.round.drafter import DraftRequest
-from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.tree import ROOT
 
 # == The state of one conversation: real pairs of its text, and below them a round's nodes =========
@@ -27,9 +23,6 @@ from specrun.runtime.trees.tree import ROOT
 # After each round the accepted positions get real pairs in the place of the predicted ones that
 # drafted them, as in the references: errors of prediction do not add up from round to round. Real
 # pairs wait until the head drafts: a chain's graph evaluates them with the draft.
-
-
-_ITSELF = np.ones((1, 1), np.bool_)
 
 
 class EagleState(TextRows[EagleRows]):
@@ -49,128 +42,62 @@ class EagleState(TextRows[EagleRows]):
             step=step,
         )
         self._cells = cells
-        self._root: EagleRows | None = None
-        self._nodes: DraftNodes | None = None
-        self._asked: dict[str, int] = {}  # how many of the highest logits, if any
+        self._parents: tuple[int, ...] = ()  # of the nodes
+        self._states: FloatRows | None = None  # predicted at the text's last token, and the nodes
+        self._highest = 0  # how many of the highest logits are requested
 
     def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
         """Forget all nodes and return the row after the last token, None if it is not known.
 
         `highest`: so many logits of this row and of those below it.
         """
-        self._nodes = None
-        self._asked = {"highest": highest} if highest else {}
-        self._root = self.said(tokens)
-        if self._root is not None and self._root.n_highest != highest:
+        self._parents, self._highest = (), highest
+        root = self.said(tokens)
+        if root is not None and root.n_highest != highest:
             self.forget_said()  # something else was requested
-            self._root = self.said(tokens)
-        return self._root
-
-    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Forget all nodes; return a plan's children after the last token, by one graph.
-
-        None if the last pair is not known, there is no room for all of it, or the head has no
-        graph for it.
-        """
-        self._nodes = self._root = None
-        piece = self.due(tokens, MOST_CHAIN_ROWS)
-        if piece is None or plan.n_drafted > self.room:
-            return None
-        named = self._cells.tree(plan, piece)
-        if named is not None:
-            self.settle(piece)
-        return named
+            root = self.said(tokens)
+        self._states = None if root is None else root.states
+        return root
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
-        assert self._root is not None
-        if self._nodes is None:
-            # The first depth is paired with the root's predicted state.
-            self._nodes = DraftNodes(self._root.states)
-        nodes, n_nodes, n = self._nodes, len(self._nodes), len(tokens)
+        assert self._states is not None
         base, count, *_ = self._held
-        first = count + n_nodes
-        states, place = nodes.add(parents)
-        # A node sees the whole text, its ancestors and itself: never its siblings. They share a
-        # position, as llama.cpp's trees do; cells tell them apart.
-        positions = [base + count + place.depth - 1] * n
-        places = positions, range(first, first + n), count, place.sees
-        rows = self._cells.evaluate(tokens, states, places, **self._asked)
-        nodes.predicted(rows.states)
+        before, n = self._parents, len(tokens)
+        self._parents = (*before, *parents)
+        depth, sees = _lines(self._parents, n)
+        # A node is paired with the state predicted above it. It sees the whole text, its ancestors
+        # and itself: never its siblings. They share a position, as llama.cpp's trees do; cells tell
+        # them apart.
+        above = self._states.take([parent + 1 for parent in parents], axis=0)
+        first = count + len(before)
+        places = [base + count + depth - 1] * n, range(first, first + n), count, sees
+        rows = self._cells.evaluate(tokens, above, places, highest=self._highest)
+        self._states = np.concatenate([self._states, rows.states])
         return rows
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy pairs."""
-        self._cells.copy(other._cells, count)
-        return True
 
     def _evaluate_real(self, piece: RowPiece) -> EagleRows:
         """Put real pairs into cells, each seeing all before it; return the row after the last."""
         n, start, count = len(piece), piece.position, piece.count
-        sees = _ITSELF if n == 1 else np.tri(n, dtype=np.bool_)
-        places = range(start, start + n), range(count, count + n), count, sees
-        rows = self._cells.evaluate_features(piece.tokens, piece.rows, places, **self._asked)
-        return rows.last()
+        places = range(start, start + n), range(count, count + n), count, np.tri(n, dtype=np.bool_)
+        highest = self._highest
+        return self._cells.evaluate(
+            piece.tokens, piece.rows, places, real=True, highest=highest
+        ).last()
 
 
-class NodePlaces(NamedTuple):
-    """Where the nodes of a call stand: their depth, and which nodes each sees, with itself.
-
-    `above` are the rows of the states that they are paired with: of those predicted by the call
-    before, if `is_next`, and otherwise of all states.
-    """
-
-    depth: int
-    sees: npt.NDArray[np.bool_]
-    above: npt.NDArray[np.intp]
-    is_next: bool
-
-
-class DraftNodes:
-    """A round's draft nodes, and the states predicted at them.
-
-    Row 0 of the states stands for the last token of the text, so node i is row i + 1, and ROOT row
-    0. `root` is the state predicted there, [1, hidden].
-    """
-
-    def __init__(self, root: FloatRows) -> None:
-        self._parents: tuple[int, ...] = ()
-        self._states = [root]
-
-    def __len__(self) -> int:
-        return len(self._parents)
-
-    def add(self, parents: Sequence[int]) -> tuple[FloatRows, NodePlaces]:
-        """Add nodes of one depth; return the states they read [n, hidden] and where they stand."""
-        place = _placed(self._parents, tuple(parents), len(self._states[-1]))
-        self._parents += tuple(parents)
-        states = self._states[-1] if place.is_next else np.concatenate(self._states)
-        return states.take(place.above, axis=0), place
-
-    def predicted(self, states: FloatRows) -> None:
-        """Note the states predicted at the nodes that were added last."""
-        self._states.append(states)
-
-
-# Rounds grow the same shapes again and again: the parts that depend on parents alone are worked out
-# once.
+# Rounds grow the same shapes again and again.
 @functools.lru_cache(maxsize=256)
-def _placed(before: tuple[int, ...], parents: tuple[int, ...], n_last: int) -> NodePlaces:
-    """Return the places of nodes with these parents, of which the last call added `n_last`."""
-    known = (*before, *parents)
-    first, n = len(before), len(parents)
-    sees = np.zeros((n, first + n), np.bool_)
+def _lines(parents: tuple[int, ...], n: int) -> tuple[int, npt.NDArray[np.bool_]]:
+    """Return the depth of the last n nodes, and which nodes each sees: itself and its ancestors."""
+    first = len(parents) - n
+    sees = np.zeros((n, len(parents)), np.bool_)
     for row in range(n):
         node = first + row
-        # Ancestors and the node itself.
         while node != ROOT:
             sees[row, node] = True
-            node = known[node]
-    above = np.array(parents) + 1
-    start = first + 1 - n_last  # the first row of the states that were predicted last
-    is_next = bool(above.min() >= start)
-    # A node sees one node for each depth down to itself.
-    return NodePlaces(int(sees[0].sum()), sees, above - start if is_next else above, is_next)
+            node = parents[node]
+    return int(sees[0].sum()), sees
 
 
 # == The source of rows ============================================================================
@@ -190,19 +117,15 @@ class EagleSource(StatesSource[EagleState]):
     names_trees = True
 
     def __init__(self, cells: PairCells, window: int = 0) -> None:
-        super().__init__(EagleState(cells, window), cells, cells.n_params, cells.depth_params)
-        self._taps, self.keeps_rows = cells.taps, cells.whole_rows
-        self.needs_hidden_states = not cells.taps
-        self.layer_inputs = tuple(sorted(set(cells.taps)))
-        self.most_highest = cells.most_highest
+        head = cells.head
+        super().__init__(
+            EagleState(cells, window), cells, head.n_params, head.depth_params, head.taps
+        )
+        self.keeps_rows, self.most_highest = head.whole_rows, head.most_highest
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many nodes have cells behind the text's pairs."""
         return self.state.room
-
-    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
-        """Name a tree in one graph, if the head has one."""
-        return self.state.tree(request.tokens, plan)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the pairs that wait; None if the state before the last token is unknown."""
@@ -212,16 +135,6 @@ class EagleSource(StatesSource[EagleState]):
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
         """Evaluate a depth."""
         return _node_rows(self.state.below(parents, tokens))
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""
-        if not self._taps:
-            return rows.hidden_states(wanted)
-        # Features are in the head's order of layers, which
-        # need not be ascending: fc is trained so.
-        return np.stack(
-            [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
-        )
 
 
 def _node_rows(rows: EagleRows) -> NodeRows:

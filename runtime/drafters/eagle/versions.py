@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +17,15 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.ggml import GraphBuilder, Tensor
-from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import Rope
-from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_numbers
+from specrun.bindings.ggml.weights import read_numbers
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.eagle.head import PairHead, PairOptions, PairSizes
+from specrun.runtime.drafters.eagle.head import PairHead, PairSizes
 from specrun.runtime.heads import (
     AttentionSizes,
     FloatRows,
     HeadFile,
-    LayerWeights,
     Places,
     decoder_layer,
     layer_attention,
@@ -133,50 +129,41 @@ class EagleHead(PairHead):
         path: str | os.PathLike[str],
         target: Model,
         draft_tokens: int | None = None,
-        **options: Unpack[PairOptions],
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
-        sizes, drafted = _sizes(file), draft_vocabulary(file, target, draft_tokens)
-        names = _tensor_names(file, sizes)
-        if drafted is not None:
-            sizes = replace(sizes, vocab_size=len(drafted))
-        super().__init__(file, names, "eagle.", sizes, target, drafted, **options)
+        attention, vocab_size = layer_attention(file), file.size("vocab_size")
+        drafted, h = draft_vocabulary(file, target, draft_tokens), attention.size
+        names = [file.require("eagle.fc.weight", (2 * h, h))]
+        names += layer_tensor_names(file, "eagle.", attention, hidden=h, reads=h)
+        for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, vocab_size))):
+            if name in file:
+                names.append(file.require(name, shape))
+        sizes = PairSizes(
+            hidden=h,
+            features=h,
+            vocab_size=vocab_size if drafted is None else len(drafted),
+            norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+            attention=attention,
+        )
+        made = sizes, target, drafted
+        super().__init__(file, names, "eagle.", *made, ranks, whole_rows, n_threads)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's output for fc [embedding; state] + b, twice: it is read as it is."""
         # The embedding comes first, as in cnets.py: fc's columns are in that order.
-        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
-        if "eagle.fc.bias" in self._weights:
-            x = builder.add(x, self._weight("fc.bias"))
+        x = builder.mul_mat(self._layer["fc.weight"], builder.concat(tokens, states))
+        bias = self._layer.get("fc.bias")
+        x = x if bias is None else builder.add(x, bias)
         # x is its own residual, without an input norm: the layer of EAGLE-1 has none.
-        x = self._layer(builder, x, x, places)
+        x = decoder_layer(builder, self._layer, x, x, places, self.sizes.norm_eps)
         return x, x
-
-
-def _sizes(file: HeadFile) -> PairSizes:
-    attention = layer_attention(file)
-    return PairSizes(
-        hidden=attention.size,
-        features=attention.size,
-        vocab_size=file.size("vocab_size"),
-        feed_forward=file.size("feed_forward_length"),
-        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
-        attention=attention,
-    )
-
-
-def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
-    """Return all tensors of the file that are used, checked."""
-    h = sizes.hidden
-    names = [file.require("eagle.fc.weight", (2 * h, h))]
-    names += layer_tensor_names(file, "eagle.", sizes.attention)
-    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
-        if name in file:
-            names.append(file.require(name, shape))
-    return names
 
 
 # == EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's GGUF layout ================
@@ -266,9 +253,9 @@ def _mask(file: HeadFile, target: Model) -> int | None:
     return mask
 
 
-def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+def _target_ids(file: HeadFile, target: Model) -> Ids:
     """Return the target's token of each of the head's, from its vocabulary map, checked."""
-    ids = weights.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False)
+    ids = read_numbers(file.path, VOCABULARY_MAP, np.int64)
     return checked_ids(ids, file, target, "vocabulary map (d2t)")
 
 
@@ -304,7 +291,6 @@ def _eagle3_sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
         hidden=hidden,
         features=n_taps * target.n_embd,
         vocab_size=vocab_size,
-        feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
         n_layers=file.size("block_count", _MOST_LAYERS, default=1),
@@ -343,8 +329,6 @@ def _eagle3_tensor_names(
         "blk.0.attn_norm_2.weight": (h,),
         "output_norm.weight": (h,),
     }
-    for layer in range(sizes.n_layers):
-        shapes |= _layer_shapes(file, sizes, layer)
     if MASK_FEATURES in file:
         shapes[MASK_FEATURES] = (sizes.features,)
     if file.flag("norm_before_fc"):
@@ -375,29 +359,13 @@ def _eagle3_tensor_names(
                 f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's "
                 f"is for states of {target.n_embd} numbers, not {h}"
             )
-    return tuple(file.require(name, shape) for name, shape in shapes.items())
-
-
-def _layer_shapes(file: HeadFile, sizes: PairSizes, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer; the first reads the embedding beside the state."""
-    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
-    reads = h if layer else 2 * h
-    matrices = {
-        "attn_q": (reads, attention.size),
-        "attn_k": (reads, attention.kv_size),
-        "attn_v": (reads, attention.kv_size),
-        "attn_output": (attention.size, h),
-        "ffn_gate": (h, wide),
-        "ffn_up": (h, wide),
-        "ffn_down": (wide, h),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (h,), "ffn_norm.weight": (h,)}
-    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
-    optional: dict[str, tuple[int, ...]] = {f"{n}.bias": s[1:] for n, s in matrices.items()}
-    optional |= {f"attn_{part}_norm.weight": (attention.head_size,) for part in "qk"}
-    block = f"blk.{layer}."
-    shapes |= {name: shape for name, shape in optional.items() if block + name in file}
-    return {block + name: shape for name, shape in shapes.items()}
+    names = [file.require(name, shape) for name, shape in shapes.items()]
+    for layer in range(sizes.n_layers):
+        # The first reads the embedding beside the state.
+        reads, norms = h if layer else 2 * h, ("attn_norm", "ffn_norm")
+        block = f"blk.{layer}."
+        names += layer_tensor_names(file, block, attention, hidden=h, reads=reads, norms=norms)
+    return tuple(names)
 
 
 class Eagle3Head(PairHead):
@@ -409,65 +377,63 @@ class Eagle3Head(PairHead):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
     ) -> None:
         file = HeadFile(path, "eagle3")
-        layout = read_layout(file, target)
-        self.taps = layout.taps
-        self._norm_before_residual = layout.norm_before_residual
-        self._norm_output = layout.norm_output
-        self.mask, self.n_drafted = layout.mask, layout.n_drafted
+        self._layout = layout = read_layout(file, target)
+        self.taps, self.mask, self.n_drafted = layout.taps, layout.mask, layout.n_drafted
         self.name = os.path.basename(file.path)
-        super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
-        try:
-            if VOCABULARY_MAP in self._weights:
-                self._target_ids = _target_ids(self._weights, file, target)
-            self.mask_features: FloatRows | None = None
-            if self.mask is not None:
-                features = self._weights.read(MASK_FEATURES, np.float32)
-                self.mask_features = features.astype(np.float32, copy=False).reshape(1, -1)
-        except BaseException:
-            self.close()
-            raise
+        self.mask_features: FloatRows | None = None
+        if self.mask is not None:
+            self.mask_features = read_numbers(path, MASK_FEATURES, np.float32).reshape(1, -1)
+        ids = _target_ids(file, target) if VOCABULARY_MAP in file else None
+        made = layout.tensors, "blk.0.", layout.sizes, target, None
+        super().__init__(file, *made, ranks, whole_rows, n_threads)
+        self._target_ids = ids
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
         """Return the taps joined into states: norms if the head has them, then `fc`."""
-        eps = self.sizes.norm_eps
-        if FEATURES_NORM in self._weights:
-            features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
-        if "fc_norm.0.weight" in self._weights:
+        weights, eps = self._file, self.sizes.norm_eps
+        norm = weights.get(FEATURES_NORM)
+        if norm is not None:
+            features = builder.rms_norm(features, norm, eps)
+        if weights.get("fc_norm.0.weight") is not None:
             width = self.sizes.features // len(self.taps)
             normed = []
             for tap in range(len(self.taps)):
                 own = builder.contiguous(builder.columns(features, tap * width, width))
-                weight = Tensor(self._weights[f"fc_norm.{tap}.weight"])
-                normed.append(builder.rms_norm(own, weight, eps))
+                normed.append(builder.rms_norm(own, weights[f"fc_norm.{tap}.weight"], eps))
             features = functools.reduce(builder.concat, normed)
-        return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
+        return builder.mul_mat(weights["fc.weight"], features)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's result for [norm(embedding); norm(state)]; see the module."""
-        eps = self.sizes.norm_eps
-        tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
-        normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
-        residual = normed if self._norm_before_residual else states
-        factors = self._own(ROPE_FACTORS)
-        z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
+        eps, factors = self.sizes.norm_eps, self._file.get(ROPE_FACTORS)
+        tokens = builder.rms_norm(tokens, self._layer["attn_norm.weight"], eps)
+        normed = builder.rms_norm(states, self._layer["attn_norm_2.weight"], eps)
+        residual = normed if self._layout.norm_before_residual else states
+        x = builder.concat(tokens, normed)
+        z = decoder_layer(builder, self._layer, x, residual, places, eps, factors)
         for layer in range(1, self.sizes.n_layers):
-            weights = LayerWeights(self._weights, f"blk.{layer}.")
+            weights = self.tensors(f"blk.{layer}.")
             x = builder.rms_norm(z, weights["attn_norm.weight"], eps)
             z = decoder_layer(builder, weights, x, z, places, eps, factors, layer)
-        read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
+        read = builder.rms_norm(z, self._file["output_norm.weight"], eps)
         # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
-        return (read if self._norm_output else z), read
+        return (read if self._layout.norm_output else z), read
 
 
-def trained_window(file: HeadFile, asked: int, n_ctx: int) -> int:
-    """Return how many of the last pairs a head sees, as requested and by its file; 0: all."""
-    windows = asked, file.size("attention.sliding_window", 1 << 30, default=1 << 30)
-    return min((each for each in windows if 0 < each < n_ctx), default=0)
+def trained_window(file: HeadFile) -> int:
+    """Return how many of the last pairs a file's head was trained to see; 1 << 30: all."""
+    return file.size("attention.sliding_window", 1 << 30, default=1 << 30)
 
 
 def is_head(path: str | os.PathLike[str]) -> bool:
@@ -486,10 +452,5 @@ def check_head(path: str | os.PathLike[str], target: Model) -> None:
         if file.kind == "eagle":
             draft_vocabulary(file, target)
         return
-    if VOCABULARY_MAP not in read_layout(file, target).tensors:
-        return
-    with (
-        closing(ComputeDevice(n_threads=1)) as device,
-        closing(load_tensors(path, device, [VOCABULARY_MAP])) as store,
-    ):
-        _target_ids(store, file, target)
+    if VOCABULARY_MAP in read_layout(file, target).tensors:
+        _target_ids(file, target)

@@ -124,41 +124,29 @@ class Draft:
         self.room = source.room(request.tokens)
         self.kept: KeptRows | None = None
 
-    def grown(self, steps: Steps[GrownT], rows: NodeRows | None = None) -> RowSteps[GrownT | None]:
-        """Let steps receive distributions of rows; return their result, None without any row.
-
-        `rows` are those of the root, if it was evaluated before.
-        """
+    def grown(self, steps: Steps[GrownT]) -> RowSteps[GrownT | None]:
+        """Let steps receive distributions of rows; return their result, None without any row."""
         try:
             parents, tokens = next(steps)
             while True:
-                found = (yield parents, tokens) if rows is None else rows
-                if found is None or found.is_empty:
+                rows = yield parents, tokens
+                if rows is None or rows.is_empty:
                     return None
-                laws = self.laws(self.add(parents, tokens, found), found)
-                rows = None
+                first = len(self._tokens) if tokens else ROOT
+                self._parents += parents
+                self._tokens += tokens
+                if self.kept is not None:
+                    self.kept.take(first, whole_rows(rows))
+                laws = self._laws(first, rows)
+                if rows.certainties is not None:
+                    laws = [*map(_rated, laws, rows.certainties)]
                 parents, tokens = steps.send(laws)
         except StopIteration as ended:
             done: GrownT = ended.value
             return done
 
-    def add(self, parents: Sequence[int], tokens: Sequence[int], rows: NodeRows) -> int:
-        """Note nodes that were evaluated just now; return the number of the first."""
-        first = len(self._tokens) if tokens else ROOT
-        self._parents += parents
-        self._tokens += tokens
-        if self.kept is not None:
-            self.kept.take(first, whole_rows(rows))
-        return first
-
-    def laws(self, first: int, rows: NodeRows) -> list[Law]:
-        """Return the distributions after nodes from number `first` on, by their rows."""
-        laws, certainties = self._laws(first, rows), rows.certainties
-        if certainties is None:
-            return laws
-        return [_rated(*pair) for pair in zip(laws, certainties, strict=True)]
-
     def _laws(self, first: int, rows: NodeRows) -> list[Law]:
+        """Return the distributions after nodes from number `first` on, by their rows."""
         if rows.ranked is not None and self._points:
             return list(RankedLaw.of_rows(rows.ranked.tokens, rows.ranked.log_probs))
         params, state = self._params, self._request.state

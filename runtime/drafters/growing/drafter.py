@@ -114,17 +114,17 @@ class GrowingDrafter(Drafter):
         self.needs_hidden_states = source.needs_hidden_states
         self.needs_nextn_states = source.needs_nextn_states
         self.layer_inputs, self.reads_logits = source.layer_inputs, source.reads_logits
-        self.keeps_rows, self.waits = source.keeps_rows, source.shares
+        self.keeps_rows, self.waits = source.keeps_rows, source.shared is not None
         self.embedding_inputs = source.embedding_inputs
         self.n_params, self.depth_params = source.n_params, source.depth_params
         self._shape, self._sampling, self._p_min = shape, sampling, p_min
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
-        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self._depth = shape.max_depth
         self._plans: ShapePlans | None = None
-        # Whether no stop reads the distributions; then an answer's settings, whether whole trees
-        # are named for it, else the distributions of its rows if a draft depends on nothing else.
+        # Whether no stop reads the distributions; then an answer's settings, and the distributions
+        # of its rows if a draft depends on nothing else.
         self._is_plain = p_min == 0.0 and plan is None
-        self._way: tuple[SamplingParams | None, bool, RowLaws | None] = None, False, None
+        self._way: tuple[SamplingParams | None, RowLaws | None] = None, None
         if source.names_trees and self._depth and p_min == 0.0:
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._plain_highest = self._highest = 0
@@ -147,40 +147,28 @@ class GrowingDrafter(Drafter):
         if self._is_plain and request.keep == "nothing" and not (self.waits and self.source.waits):
             params, way = request.params, self._way
             # One SamplingParams serves a whole answer: identity shows whether it is still the same.
-            _, names, laws = way if way[0] is params else self._new_way(params)
-            if names and request.max_nodes > 0 and request.max_depth > 0:
-                named = self._named_plainly(request)
-                if named is not None:
-                    return named
-            elif laws is not None and not request.fallback and request.state.grammar is None:
+            laws = way[1] if way[0] is params else self._new_way(params)
+            if laws is not None and not request.fallback and request.state.grammar is None:
                 return self._plain_draft(request, laws)
         return self._alone(self._drafting(request), request)
 
-    def _new_way(
-        self, params: SamplingParams
-    ) -> tuple[SamplingParams | None, bool, RowLaws | None]:
+    def _new_way(self, params: SamplingParams) -> RowLaws | None:
         """Return how an answer with these settings is drafted for: see `_way`."""
         laws: RowLaws | None = None
         is_greedy = params.is_greedy
-        names = self._plans is not None and (is_greedy or self._sampling == "argmax")
+        points = is_greedy or self._sampling == "argmax"
         # A greedy chain of favourites ranks nothing.
         ranks = not self._is_chain or self.source.few_tokens
-        ranks = ranks if is_greedy else self._sampling == "argmax"
-        if not (names or ranks) and isinstance(self._shape, Topology):
+        ranks = ranks if is_greedy else points
+        if not (ranks or (points and self._plans is not None)) and isinstance(
+            self._shape, Topology
+        ):
             cuts = row_cuts(params)
             laws = None if cuts is None else RowLaws(cuts)
         # The distributions are of so many of a row's logits, or of whole rows.
         self._plain_highest = 0 if is_greedy else self._most_highest(params)
-        self._way = params, names, laws
-        return self._way
-
-    def _named_plainly(self, request: DraftRequest) -> DraftTree | None:
-        """Return the whole tree that the source names, as `_drafting` does without a plan."""
-        assert self._plans is not None
-        source, depth = self.source, self._depth
-        source.expect(min(depth, request.max_depth))
-        named = source.named(request, self._plans.whole)
-        return None if named is None else self._named_tree(named, depth, request, None)
+        self._way = params, laws
+        return laws
 
     def _plain_draft(self, request: DraftRequest, laws: RowLaws) -> DraftTree:
         """Grow a draft depth by depth, as `_drafting` does, from the rows alone."""
@@ -447,7 +435,7 @@ class GrowingDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the state of the prompt's common part with the last text."""
-        self._steps = self._prepared = None
+        self._withdraw()
         self.source.begin(tokens)
         if self._plan is not None:
             self._plan.begin(alike=self.begins_alike)
@@ -474,7 +462,14 @@ class GrowingDrafter(Drafter):
 
     def rewind(self, length: int) -> None:
         """Forget the state of tokens that were only guesses."""
+        self._withdraw()
         self.source.rewind(length)
+
+    def _withdraw(self) -> None:
+        """Forget a draft that was begun with others'."""
+        self._steps = self._prepared = None
+        if self.source.shared is not None:
+            self.source.shared.withdraw()
 
     @property
     def native_seconds(self) -> float:
@@ -483,6 +478,7 @@ class GrowingDrafter(Drafter):
 
     def close(self) -> None:
         """Free the source's native memory."""
+        self._withdraw()
         self.source.close()
 
 

@@ -6,15 +6,16 @@ A new method is a `Source`, and its builder; `growing` does all else.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.batching import Shared
 from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
@@ -78,7 +79,7 @@ Asked = Depth | TreePlan
 """An evaluation: a depth, or a whole tree that a source names."""
 
 
-class Source(ABC):
+class Source:
     """A method in one conversation: rows of logits after the nodes of a growing tree.
 
     `root` evaluates the end of the text, `below` one depth of a tree. Nodes are numbered from 0 in
@@ -97,8 +98,8 @@ class Source(ABC):
     """Whether its rows depend on the depth of a node alone."""
     keeps_points = False
     """Whether rules read its rows although the drafted tokens would do: see `Keep`."""
-    shares = False
-    """Whether its evaluations may serve other conversations at the same time."""
+    shared: Shared[Any, Any] | None = None
+    """Its evaluations that are made with those of other conversations, if any may be."""
     most_highest = 0
     """How many highest logits `root` can return; 0: it returns none."""
     few_tokens = False
@@ -114,26 +115,26 @@ class Source(ABC):
 
     # -- the text ----------------------------------------------------------------------------------
 
-    def take_target(self, target: TargetModel) -> None:  # noqa: B027
+    def take_target(self, target: TargetModel) -> None:
         """Take the target that evaluates the conversation: see `Drafter.take_target`."""
 
-    def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027
+    def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer to a prompt."""
 
     def take_over(self, other: Source, length: int) -> int:
         """Take over another conversation's states of a text: see `Drafter.take_over`."""
         return length
 
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Learn the target's states at prompt tokens: see `Drafter.learn_prompt`."""
 
-    def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
+    def read_along(self, tokens: Sequence[int], end: int) -> None:
         """Read a prompt that the target has read up to `end`."""
 
-    def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
+    def observe(self, outcome: RoundOutcome) -> None:
         """Keep the state of the accepted tokens, whoever drafted them, and drop the rest."""
 
-    def rewind(self, length: int) -> None:  # noqa: B027
+    def rewind(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
 
     # -- a draft -----------------------------------------------------------------------------------
@@ -142,19 +143,19 @@ class Source(ABC):
         """Return how many nodes can be evaluated below a text."""
         return sys.maxsize
 
-    def expect(self, depth: int) -> None:  # noqa: B027
+    def expect(self, depth: int) -> None:
         """Note how deep the draft is going to be at most."""
 
-    @abstractmethod
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the end of the text, with `highest` the row's highest logits alone.
 
-        Return None if the method has no state of this text.
+        Return None if the method has no state of this text, or names whole trees alone.
         """
+        return None
 
-    @abstractmethod
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate tokens below nodes (or ROOT) of one depth; None if nothing follows there."""
+        return None
 
     def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
         """Name a plan's whole tree of best tokens; None if the method cannot, or has no state."""
@@ -169,7 +170,7 @@ class Source(ABC):
     @property
     def waits(self) -> bool:
         """Whether other conversations draft now, so that evaluations are better shared."""
-        return False
+        return self.shared is not None and self.shared.waits
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Submit a shared evaluation; return False if the method has no state of this text."""
@@ -186,5 +187,5 @@ class Source(ABC):
         """Time inside the evaluations of this conversation."""
         return 0.0
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free the conversation's native memory; again does nothing."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NoReturn, TypeVarTuple
 
 import numpy as np
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, load_tensors
+from specrun.bindings.ggml import F32, I32, Graph, GraphBuilder, Tensor
 from specrun.bindings.models.model import Model
-from specrun.runtime.heads.file import HeadFile, stored_accuracy
+from specrun.runtime.drafters.residual_heads import ResidualHeads
+from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
     KeyValueCache,
-    LayerWeights,
     LengthGraphs,
     NativeShare,
     RankedTokens,
@@ -33,16 +30,20 @@ from specrun.runtime.heads.graphs import (
     ranked_tokens,
 )
 from specrun.runtime.heads.states import FloatRows, RowPiece
-from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan
-from specrun.runtime.planning.theory import multiplied
+from specrun.runtime.heads.tree_graphs import (
+    NamedChildren,
+    NextRows,
+    PlannedTrees,
+    TreeGraphs,
+    TreePlan,
+)
 
 # == Hydra++'s prefix layer (section 4.3): one Llama layer over hidden states ======================
 #
 # Its result at position j, from the hidden states up to j, takes the place of the target's own
 # hidden state as the heads' input. It is a whole one-layer Llama without embeddings: x +
 # attention(norm(x)), x + mlp(norm(x)), norm. Only committed text passes through it, so its cache
-# has no branches. The layer is weights, and every conversation has cells of its own
-# (`PrefixLayer.cells`).
+# has no branches.
 #
 # Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.prefix.`, and
 # `hydra.prefix.output_norm.weight`.
@@ -52,51 +53,39 @@ _PREFIX = "hydra.prefix."
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixPlan:
+class PrefixLayer:
     """A head file's facts of its prefix layer: sizes, and the names of its tensors."""
 
     attention: AttentionSizes
     norm_eps: float
     names: list[str]
 
-
-def plan_prefix(file: HeadFile) -> PrefixPlan:
-    """Read and check the facts of a file; raises MalformedFileError."""
-    attention = layer_attention(file)
-    names = layer_tensor_names(file, _PREFIX, attention)
-    for norm in ("attn_norm", "output_norm"):
-        names.append(file.require(f"{_PREFIX}{norm}.weight", (attention.size,)))
-    return PrefixPlan(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
-
-
-class PrefixLayer:
-    """The layer's weights, which the head owns: only the cells that it makes are to be closed."""
-
-    def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice) -> None:
-        self.plan = plan
-        self.weights = LayerWeights(weights, _PREFIX)
-        self.device = device
-
-    def cells(self, n_cells: int) -> PrefixCells:
-        """Return room for `n_cells` positions of one conversation, none of them known."""
-        return PrefixCells(self, n_cells)
+    @staticmethod
+    def read(file: HeadFile) -> PrefixLayer | None:
+        """Return the facts of a file, checked, None without such a layer."""
+        if not file.flag("prefix_layer"):
+            return None
+        attention = layer_attention(file)
+        h = attention.size
+        names = layer_tensor_names(file, _PREFIX, attention, hidden=h, reads=h)
+        for norm in ("attn_norm", "output_norm"):
+            names.append(file.require(f"{_PREFIX}{norm}.weight", (h,)))
+        return PrefixLayer(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
 
 
 class PrefixCells:
-    """One conversation's positions in the layer: their keys and values, and the graphs over them.
+    """One conversation's positions in a head's layer: keys and values, and the graphs over them.
 
-    There is room for `n_cells`, the requested number, rounded up; the keys of a position are
-    `kv_size` numbers, its values as many. Close it before the head.
+    There is room for `n_cells`, the requested number, rounded up. Close it before the head.
     """
 
-    def __init__(self, layer: PrefixLayer, n_cells: int) -> None:
-        self._layer = layer
+    def __init__(self, head: HydraHead, layer: PrefixLayer, n_cells: int) -> None:
+        self._head, self._layer = head, layer
         self._graphs = LengthGraphs(self._build)
-        self._cache = KeyValueCache(layer.device, layer.plan.attention, n_cells)
+        self._cache = KeyValueCache(head.device, layer.attention, n_cells)
         self.n_cells = self._cache.n_cells
         self.length = self._cache.length  # how many cells a graph reads that sees so many of them
         self.spare = self._cache.spare  # where rows go that only fill a graph up
-        self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
         """Return the layer's output for the hidden states of positions `position` on, [n, hidden].
@@ -105,25 +94,25 @@ class PrefixCells:
         none after them.
         """
         n, used = len(states), count + len(states)
-        if n < 1 or used > self.n_cells:
-            raise self.too_many(used)
-        graph = self._graphs.get(self._cache.length(used), (filled_width(n),))
+        self.check(used)
+        graph = self._graphs.get(self._cache.length(used), filled_width(n))
         fill_chain(graph, states, position, count, self.spare)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
-    def too_many(self, used: int) -> OptionError:
-        """Return the error for more positions than there are cells."""
-        return OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
+    def check(self, used: int) -> None:
+        """Raise `OptionError` for more positions than there are cells."""
+        if used > self.n_cells:
+            has = f"a prefix layer with {self.n_cells} cells"
+            raise OptionError(f"{has} cannot hold {used} positions")
 
     def add(self, builder: GraphBuilder, n: int, length: int) -> Tensor:
         """Add the layer for n hidden states to a graph: return its output (hidden, n).
 
         The graph gets the inputs that `fill_chain` fills, and reads the first `length` cells.
         """
-        plan, weights = self._layer.plan, self._layer.weights
-        eps = plan.norm_eps
-        x = builder.input("rows", F32, plan.attention.size, n)
+        weights, eps = self._head.tensors(_PREFIX), self._layer.norm_eps
+        x = builder.input("rows", F32, self._layer.attention.size, n)
         # The residual is the state itself, as in Llama's layers;
         # only attention reads the normed one.
         normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
@@ -142,7 +131,7 @@ class PrefixCells:
         self._cache.close()
 
     def _build(self, length: int, n: int) -> Graph:
-        with closing(GraphBuilder(self._layer.device)) as builder:
+        with closing(GraphBuilder(self._head.device)) as builder:
             builder.output("output", self.add(builder, n, length))
             return builder.build()
 
@@ -154,96 +143,67 @@ class PrefixCells:
 # next head's inputs, inside the graph. In a tree, every row of a head is one path.
 
 
-Key = TypeVarTuple("Key")
 _PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 56, 8
 
 
-class _LastState:
-    """The state that the heads read, as a part of their graphs: of the last of some positions."""
-
-    def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
-        self._head, self._prefix = head, prefix
-
-    def add(self, builder: GraphBuilder, length: int, width: int) -> Tensor:
-        """Add it to a graph of this size; return it, (hidden, 1)."""
-        if self._prefix is None:
-            return builder.input("rows", F32, self._head.hidden, 1)
-        x = self._prefix.add(builder, width, length)
-        return builder.get_rows(x, builder.input("last", I32, 1)) if width > 1 else x
-
-    def filled(self, graphs: LengthGraphs[int, *Key], piece: RowPiece, key: tuple[*Key]) -> Graph:
-        """Return the graph for states of a text, filled with them, of those that a key tells apart.
-
-        They are filled in as in `PrefixCells.evaluate`; without one, the last state alone.
-        """
-        prefix, states = self._prefix, piece.rows
-        if prefix is None:
-            graph = graphs.get(0, (1, *key))
-            graph.inputs["rows"][0] = states[-1]
-            return graph
-        n, count = len(states), piece.count
-        # Cells are counted by the prefix layer alone: drafts never enter it.
-        graph = graphs.get(prefix.length(count + n), (chain_width(n), *key))
-        fill_chain(graph, states, piece.position, count, prefix.spare)
-        if "last" in graph.inputs:
-            # The heads read the last real row, not one that only fills the graph.
-            graph.cells["last"][0] = n - 1
-        return graph
-
-
-def _n_operations(head: HydraHead, n: int) -> int:
-    return _PREFIX_OPERATIONS + n * (_HEAD_OPERATIONS + _BLOCK_OPERATIONS * head.n_blocks)
-
-
-class HydraTrees:
+class HydraTrees(TreeGraphs):
     """The graphs of one conversation's trees of a plan. Close them before cells and head.
 
     Raises UnsupportedModelError for trees of heads that are not grounded, which return the same
-    after every path and need one row of each, and for trees of more branches than tokens.
+    after every path and need one row of each, for trees of more branches than tokens, and if a
+    drafted token, which is fed on unchecked, may have no embedding.
     """
 
     def __init__(self, head: HydraHead, prefix: PrefixCells | None, plan: TreePlan) -> None:
-        branches = max(plan.widths) > 1
-        if (head.embedding is None and branches) or max(plan.ranks) > head.vocab_size:
+        branches, embedding = max(plan.widths) > 1, head.embedding
+        if (embedding is None and branches) or max(plan.ranks) > head.vocab_size:
             raise UnsupportedModelError("these Hydra heads have no such tree in one graph")
-        self._head, self._state = head, _LastState(head, prefix)
-        self._embedding = head.embedding
-        self._graphs = TreeGraphs(head.device, plan, self._build)
+        if embedding is not None and embedding.shape[1] < head.vocab_size:
+            raise UnsupportedModelError(f"tokens from {embedding.shape[1]} on have no embedding")
+        self._head, self._prefix = head, prefix
+        super().__init__(head.device, plan, self._made)
 
-    def run(self, given: tuple[RowPiece, int]) -> NamedChildren:
-        """Return the children after a token, below the last of a piece's hidden states [m, hidden].
-
-        Raises UnsupportedModelError if no backend computes the graph.
-        """
-        piece, token = given
-        graph = self._state.filled(self._graphs, piece, ())
+    def run(self, piece: RowPiece, last: int) -> NamedChildren:
+        """Return the children after a token, below the last of a piece's hidden states."""
+        prefix, states, n, count = self._prefix, piece.rows, len(piece), piece.count
+        if prefix is None:
+            graph = self.get(0, 1)
+            graph.inputs["rows"][0] = states[-1]
+        else:
+            # Cells are counted by the prefix layer alone: drafts never enter it.
+            graph = self.get(prefix.length(count + n), chain_width(n))
+            fill_chain(graph, states, piece.position, count, prefix.spare)
+            if "last" in graph.inputs:
+                # The heads read the last real row, not one that only fills the graph.
+                graph.cells["last"][0] = n - 1
         if "token" in graph.inputs:
-            graph.cells["token"][0] = token
-        return self._graphs.run(graph)
+            graph.cells["token"][0] = last
+        return self.named(graph)
 
-    def close(self) -> None:
-        """Free graphs and table."""
-        self._graphs.close()
-
-    def _build(self, length: int, width: int) -> Graph:
-        heads, n = self._head, len(self._graphs.plan.widths)
-        with closing(GraphBuilder(heads.device, _n_operations(heads, n))) as builder:
-            x = self._state.add(builder, length, width)
-            if self._embedding is not None:
+    def _made(self, length: int, width: int) -> Graph:
+        head, prefix, embedding = self._head, self._prefix, self._head.embedding
+        operations = _HEAD_OPERATIONS + _BLOCK_OPERATIONS * head.n_blocks
+        operations = _PREFIX_OPERATIONS + len(self.plan.widths) * operations
+        with closing(GraphBuilder(head.device, operations)) as builder:
+            if prefix is None:
+                x = builder.input("rows", F32, head.hidden, 1)
+            else:
+                x = prefix.add(builder, width, length)
+                if width > 1:
+                    x = builder.get_rows(x, builder.input("last", I32, 1))
+            if embedding is not None:
                 token = builder.input("token", I32, 1)
-                x = builder.concat(x, builder.get_rows(self._embedding, token))
-            rows = None
-            for depth in range(n):
-                above = None if rows is None else rows.values
-                rows = self._graphs.add(builder, heads.logits(builder, depth, x), depth, above)
-                if rows is None:
-                    break
-                if self._embedding is not None:
+                x = builder.concat(x, builder.get_rows(embedding, token))
+
+            def below(depth: int, rows: NextRows) -> Tensor:
+                nonlocal x
+                if embedding is not None:
                     # A path is its parent's, and one token more.
                     paths = builder.get_rows(x, rows.parents)
-                    x = builder.concat(paths, builder.get_rows(self._embedding, rows.tokens))
-            self._graphs.output(builder)
-            return builder.build()
+                    x = builder.concat(paths, builder.get_rows(embedding, rows.tokens))
+                return head.logits(builder, depth, x)
+
+            return self.grow(builder, head.logits(builder, 0, x), below)
 
 
 # == The heads =====================================================================================
@@ -252,7 +212,7 @@ class HydraTrees:
 # between, t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual
 # blocks, then an output matrix. The first block makes x narrower, S x + c + SiLU(W x + b), later
 # ones keep the width, x + SiLU(W x + b). Hydra++ puts the output of a prefix layer in the place of
-# h (`PrefixLayer`). Heads that are not grounded read h alone, as Medusa's. Without an output
+# h. Heads that are not grounded read h alone, as Medusa's. Without an output
 # matrix of its own a head uses the target's. The embeddings are the target's.
 #
 # The heads are weights, loaded once; every conversation that drafts with them has cells of its own
@@ -268,34 +228,15 @@ class HydraTrees:
 # `.rope.scaling.factor`, `.attention.layer_norm_rms_epsilon`.
 
 
-_MAX_HEADS, _MAX_BLOCKS = 32, 16
-
 Paths = Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _HeadTensors:
-    """The names of a head's tensors: (weight, bias) of each block, the skip and the output."""
-
-    blocks: tuple[tuple[str, str], ...]
-    skip: tuple[str, str] | None
-    output: str | None
-    output_bias: str | None
-
-    @property
-    def names(self) -> list[str]:
-        """All of them."""
-        pairs = [*self.blocks, self.skip or (), (self.output, self.output_bias)]
-        return [name for pair in pairs for name in pair if name is not None]
-
-
-class HydraHead:
+class HydraHead(ResidualHeads):
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
     `prefix` is the prefix layer if there is one: the heads then read its result. `ranks[k]` is
     how many tokens head k has to name; without it, `prepare` raises later. With `whole_rows` heads
-    can return all logits. `evaluated_params` are the weights that an evaluation of all heads
-    reads.
+    can return all logits.
     """
 
     def __init__(
@@ -309,44 +250,17 @@ class HydraHead:
     ) -> None:
         file = HeadFile(path, "hydra")
         file.check_target(target)
-        self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracy = stored_accuracy(file, self.n_heads)
-        self.n_params = file.header.n_parameters
-        self.prefix: PrefixLayer | None = None
+        self.prefix, self.whole_rows = PrefixLayer.read(file), whole_rows
         self._grounded = file.flag("grounded", default=True)
-        self.hidden = target.n_embd
-        self.vocab_size = file.size("vocab_size")
-        self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
-        names = [name for head in self._heads for name in head.names]
-        self.n_blocks = max(len(head.blocks) for head in self._heads)
-        prefix = plan_prefix(file) if file.flag("prefix_layer") else None
-        names += [] if prefix is None else prefix.names
-        # A head without an output matrix reads the target's, which its cost has to include.
-        shared = sum(head.output is None for head in self._heads)
-        own = multiplied(file.header, file.header.tensors)
-        self.evaluated_params = own + shared * self.hidden * self.vocab_size
-        self.whole_rows = whole_rows
-        self._ranks: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, int], Graph] = {}
-        self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
-        self._target = TargetTensors(target, self.device)
-        self._weights: TensorStore | None = None
+        names = () if self.prefix is None else self.prefix.names
+        super().__init__(file, target, n_threads, grounded=self._grounded, names=names)
         try:
-            self._weights = load_tensors(path, self.device, names)
-            if prefix is not None:
-                self.prefix = PrefixLayer(prefix, self._weights, self.device)
             self.embedding = self._target.embedding() if self._grounded else None
-            self._output = self._target.output() if shared else None
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in the graphs of heads, chains and prefix layer, of all cells."""
-        return self.device.native_seconds
 
     def cells(self, n_cells: int) -> HydraCells:
         """Return the parts of one conversation, with room for `n_cells` in the prefix layer."""
@@ -354,14 +268,10 @@ class HydraHead:
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Set how many tokens each head has to name; heads without an entry are left out."""
-        if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(
-                f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
-                "tokens deep"
-            )
+        self.check_depth(len(ranks))
         # Graphs name a fixed number of tokens, so other ranks need other graphs.
         self._close_graphs()
-        self._ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
+        self.ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
 
     def best_laws(self, state: FloatRows, paths: Paths) -> RankedTokens:
         """Return the best tokens after each of n paths of one length, below a state.
@@ -384,38 +294,14 @@ class HydraHead:
         whole = graph.peek("logits")[:n].astype(np.float32, copy=False)
         return laws, [whole[row % n] for row in range(len(paths))]
 
-    @property
-    def n_prepared(self) -> int:
-        """How many heads are prepared: the longest possible path."""
-        return len(self._ranks)
-
-    def check_embeddings(self) -> None:
-        """Raise UnsupportedModelError if a drafted token may have no embedding.
-
-        Graphs of whole drafts feed them on unchecked.
-        """
-        if self.embedding is not None and self.embedding.shape[1] < self.vocab_size:
-            raise UnsupportedModelError(
-                f"tokens from {self.embedding.shape[1]} on have no embedding"
-            )
-
-    def close(self) -> None:
-        """Free graphs, weights and device; calling it again does nothing."""
-        self._close_graphs()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-        self._target.close()
-        self.device.close()
-
     def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
         Heads that are not grounded have the same results after all paths: one is enough.
         """
         head = len(paths[0]) - 1
-        if not 0 <= head < len(self._ranks):
-            most = len(self._ranks)
+        if not 0 <= head < len(self.ranks):
+            most = len(self.ranks)
             raise OptionError(
                 f"a path of {head + 1} tokens: these Hydra heads are prepared for {most}"
             )
@@ -440,10 +326,6 @@ class HydraHead:
         graph.compute()
         return n, graph
 
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
     def _build(self, head: int, n: int) -> Graph:
         """Return the graph of a head for n paths."""
         with closing(GraphBuilder(self.device)) as builder:
@@ -454,35 +336,14 @@ class HydraHead:
                 embedded = builder.get_rows(self.embedding, tokens)
                 x = builder.concat(x, builder.reshape(embedded, self.hidden * (head + 1), n))
             logits = self.logits(builder, head, x)
-            add_ranking(builder, logits, self._ranks[head])
+            add_ranking(builder, logits, self.ranks[head])
             if self.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
 
-    def logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
-        """Return a head's logits (vocab, n) for its inputs, (width, n)."""
-        tensors = self._heads[head]
-        for index, block in enumerate(tensors.blocks):
-            # Only the first block changes the width, so only there x itself cannot be the residual.
-            skip = tensors.skip if index == 0 else None
-            around = x if skip is None else self._linear(builder, *skip, x)
-            x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
-        matrix = self._output if tensors.output is None else self._weight(tensors.output)
-        assert matrix is not None
-        logits = builder.mul_mat(matrix, x)
-        bias = tensors.output_bias
-        return logits if bias is None else builder.add(logits, self._weight(bias))
-
-    def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
-        return builder.add(builder.mul_mat(self._weight(weight), x), self._weight(bias))
-
-    def _weight(self, name: str) -> Tensor:
-        assert self._weights is not None
-        return Tensor(self._weights[name])
-
 
 class HydraCells:
-    """One conversation's positions in the prefix layer of Hydra's heads, and its chains' graphs.
+    """One conversation's positions in the prefix layer of Hydra's heads, and its trees' graphs.
 
     `prefix` are the cells of the prefix layer, None if there is none: the heads then read the
     target's hidden states. The heads' results depend on a state alone, so their own graphs are
@@ -490,21 +351,11 @@ class HydraCells:
     """
 
     def __init__(self, head: HydraHead, n_cells: int) -> None:
-        self._head = head
+        self.head = head
         self._native = NativeShare(head.device)
-        self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
-        self._n_cells = sys.maxsize if self.prefix is None else self.prefix.n_cells
-        self._trees = PlannedTrees(self._new_trees, self._native)
-
-    @property
-    def n_params(self) -> int:
-        """The heads' parameters."""
-        return self._head.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """A head's, and the output matrix that it reads."""
-        return self._head.evaluated_params / self._head.n_heads
+        layer = head.prefix
+        self.prefix = prefix = None if layer is None else PrefixCells(head, layer, n_cells)
+        self._trees = PlannedTrees(lambda plan: HydraTrees(head, prefix, plan), self._native)
 
     @property
     def native_seconds(self) -> float:
@@ -524,76 +375,35 @@ class HydraCells:
     def best_laws(self, state: FloatRows, paths: Paths) -> RankedTokens:
         """Return the best tokens after each path; see `HydraHead.best_laws`."""
         with self._native:
-            return self._head.best_laws(state, paths)
-
-    @property
-    def whole_rows(self) -> bool:
-        """Whether the heads can return whole rows of logits."""
-        return self._head.whole_rows
-
-    @property
-    def n_prepared(self) -> int:
-        """The longest possible path."""
-        return self._head.n_prepared
+            return self.head.best_laws(state, paths)
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
         """Return distributions and whole rows; see `HydraHead.rows`."""
         with self._native:
-            return self._head.rows(state, paths)
+            return self.head.rows(state, paths)
 
-    def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren | None:
+    def tree(self, plan: TreePlan, piece: RowPiece, last: int) -> NamedChildren | None:
         """Return views of the children of a plan's tree after a token and a piece's last state.
 
         Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
         in `PrefixCells.evaluate`. None if one graph cannot do it.
         """
-        head, n, m = self._head, len(plan.ranks), len(piece.rows)
-        used = piece.count + m
-        if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
-            self._refuse(used, token, n)
-        return self._trees.draft(plan, m, HydraTrees.run, (piece, token))
-
-    def _refuse(self, used: int, token: int, depth: int) -> NoReturn:
-        """Name the excess of a draft after a token, in cells up to `used`."""
-        head, prefix = self._head, self.prefix
-        if not 0 < depth <= head.n_heads:
-            reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"
-            raise OptionError(f"a tree of depth {depth}: {reach}")
-        if not 0 <= token < head.vocab_size:  # ggml would end the process
+        head = self.head
+        head.check_depth(len(plan.ranks))
+        if not 0 <= last < head.vocab_size:  # ggml would end the process
             raise OptionError(f"a token outside the {head.vocab_size} tokens of these Hydra heads")
-        assert prefix is not None
-        raise prefix.too_many(used)
+        if self.prefix is not None:
+            self.prefix.check(piece.count + len(piece))
+        return self._trees.draft(plan, piece, last)
 
-    def _new_trees(self, plan: TreePlan) -> HydraTrees:
-        self._head.check_embeddings()
-        return HydraTrees(self._head, self.prefix, plan)
+    def copy(self, other: HydraCells, base: int, count: int) -> bool:
+        """Copy the first positions of another conversation in the prefix layer; return True."""
+        if self.prefix is not None and other.prefix is not None:
+            self.prefix.copy(other.prefix, count)
+        return True
 
     def close(self) -> None:
         """Free the graphs of whole drafts and the cells; calling it again does nothing."""
         self._trees.close()
         if self.prefix is not None:
             self.prefix.close()
-
-
-def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_HeadTensors]:
-    """Return each head's tensors, checked."""
-    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
-    n_blocks = file.size("block_count", _MAX_BLOCKS)
-    found: list[_HeadTensors] = []
-    for head in range(n_heads):
-        wide = hidden * (head + 2) if grounded else hidden
-        widths = [wide] + [hidden] * (n_blocks - 1)
-        blocks = tuple(
-            _pair(file, f"hydra.{head}.res.{block}", width, hidden)
-            for block, width in enumerate(widths)
-        )
-        skip = _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None
-        weight, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
-        output = file.require(weight, (hidden, vocab_size)) if weight in file else None
-        output_bias = file.require(bias, (vocab_size,)) if bias in file else None
-        found.append(_HeadTensors(blocks, skip, output, output_bias))
-    return found
-
-
-def _pair(file: HeadFile, name: str, wide: int, hidden: int) -> tuple[str, str]:
-    return file.require(f"{name}.weight", (wide, hidden)), file.require(f"{name}.bias", (hidden,))

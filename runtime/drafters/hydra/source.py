@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Self
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -13,16 +12,12 @@ from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
 from specrun.runtime.drafters.states_source import StatesSource
-from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
-from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
-from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
-from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
+from specrun.runtime.drafters.tree_options import Drafts, TreeOptions, head_tree, ranks_by_depth
+from specrun.runtime.heads.states import FloatRows, TextRows
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
 from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
-from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DynamicShape, Topology
-from specrun.runtime.trees.tree import ROOT
 
 # == The source of rows ============================================================================
 #
@@ -37,88 +32,50 @@ from specrun.runtime.trees.tree import ROOT
 # committed, and no drafts among them.
 
 
-class HydraState(TextRows[FloatRows]):
-    """The positions of a text are rows of the target's hidden states.
+class HydraSource(StatesSource[TextRows[FloatRows]]):
+    """Hydra's heads below the target's own token, from the hidden state that it came from.
 
-    The result of the heads after them is the state [hidden] that they read. Without a prefix layer
-    no row lies in a cell anywhere, there is room for all, and only the last one is read.
+    The positions of a text are rows of the target's hidden states; the result after them is the
+    state [hidden] that the heads read. Without a prefix layer no row lies in a cell anywhere, there
+    is room for all, and only the last one is read.
     """
 
-    def __init__(self, heads: HydraCells) -> None:
-        # Without a prefix layer nothing lies in cells, so nothing limits the text.
-        n_cells = sys.maxsize if heads.prefix is None else heads.prefix.n_cells
-        super().__init__(self._evaluate_states, n_cells, ahead=0)
-        self._heads, self.reads_all = heads, heads.prefix is not None
-
-    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Return the children in a plan's tree after the last token of a text, evaluated at once.
-
-        None if the state before that is not known, or the heads have no graph for it.
-        """
-        piece = self.due(tokens, MOST_CHAIN_ROWS)
-        if piece is None:
-            return None
-        named = self._heads.tree(plan, piece, tokens[-1])
-        if named is not None:
-            self.settle(piece)
-        return named
-
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Copy the positions of the prefix layer."""
-        own, its = self._heads.prefix, other._heads.prefix
-        if own is not None and its is not None:
-            own.copy(its, count)
-        return True
-
-    def _evaluate_states(self, piece: RowPiece) -> FloatRows:
-        state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]
-        return state
-
-
-class HydraSource(StatesSource[HydraState]):
-    """Hydra's heads below the target's own token, from the hidden state that it came from."""
-
-    needs_hidden_states = True
     names_trees = True
 
     def __init__(self, cells: HydraCells) -> None:
-        super().__init__(HydraState(cells), cells, cells.n_params, cells.depth_params)
-        self._heads, self.keeps_rows = cells, cells.whole_rows
-        self._read: FloatRows | None = None  # the state that the heads read
-        self._last, self._whole = 0, False
-        self._paths: list[list[int]] = []  # of the nodes, from the text's last token on
-
-    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
-        """Name a tree in one graph, if the heads have one."""
-        return self.state.tree(request.tokens, plan)
+        head, prefix = cells.head, cells.prefix
+        state = TextRows[FloatRows](
+            lambda piece: cells.states(piece.rows, piece.position, piece.count)[-1],
+            sys.maxsize if prefix is None else prefix.n_cells,
+            ahead=0,
+            reads_all=prefix is not None,
+        )
+        super().__init__(state, cells, head.n_params, head.depth_params)
+        self._cells, self.keeps_rows = cells, head.whole_rows
+        self._read_state: FloatRows | None = None
+        self._whole = False
+        self._paths: list[list[int]] = []  # of the root and the nodes, from the last token on
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the first head; None if the state before the last token is unknown."""
-        self._read, self._last = self.state.said(request.tokens), request.tokens[-1]
+        self._read_state = self.state.said(request.tokens)
         self._whole = self.keeps_rows and request.keep not in ("nothing", "points")
-        self._paths = []
-        return None if self._read is None else self._rows([[self._last]])
+        self._paths = [[request.tokens[-1]]]
+        return None if self._read_state is None else self._rows(self._paths)
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate the head of a depth for all paths; None below the last head."""
-        first = len(self._paths)
-        for parent, token in zip(parents, tokens, strict=True):
-            path = self._paths[parent] if parent != ROOT else [self._last]
-            self._paths.append([*path, token])
-        if len(self._paths[first]) > self._heads.n_prepared:
-            return None
-        return self._rows(self._paths[first:])
+        above = [self._paths[parent + 1] for parent in parents]
+        paths = [[*path, token] for path, token in zip(above, tokens, strict=True)]
+        self._paths += paths
+        return self._rows(paths) if len(paths[0]) <= len(self._cells.head.ranks) else None
 
     def _rows(self, paths: Sequence[Sequence[int]]) -> NodeRows:
-        assert self._read is not None
+        assert self._read_state is not None
         if not self._whole:
-            return NodeRows(ranked=self._heads.best_laws(self._read, paths))
-        ranked, whole = self._heads.rows(self._read, paths)
+            return NodeRows(ranked=self._cells.best_laws(self._read_state, paths))
+        ranked, whole = self._cells.rows(self._read_state, paths)
         return NodeRows(whole, ranked)
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, hidden] of the hidden states."""
-        return rows.hidden_states(wanted)
 
 
 # == The builder of `hydra(heads.gguf, ...)` =======================================================
@@ -143,24 +100,23 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         if env.keeps_rows and len(ranks) < head.n_heads:
             ranks.append(1)  # of the token after a whole draft
         head.prepare(ranks)
+        tree = TreeOptions.of(expression)
+        drafts, share = Drafts.of(expression, env, tree, shape), _depth_cost(head, env)
     except BaseException:
         head.close()
         raise
-    name, n_cells = str(expression), env.n_ctx
-    tree, share = TreeOptions.of(expression), _depth_cost(head, env)
 
     def start() -> GrowingDrafter:
-        source, plan = HydraSource(head.cells(n_cells)), tree.plan(shape, env, share)
-        return GrowingDrafter(source, shape, plan=plan, name=name)
+        return drafts.drafter(HydraSource(head.cells(env.n_ctx)), share)
 
     is_bare = tree.n is None and not tree.asks_for_tree  # its tree is planned by costs
-    pace = env.pace_of(chooses=is_bare or "auto" in (tree.n, tree.nodes))
-    return DrafterWeights(name, start, [head], pace)
+    pace = env.pace_of(chooses=is_bare or drafts.is_planned)
+    return DrafterWeights(drafts.name, start, [head], pace)
 
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
     """Return the bytes that a depth reads of the heads' weights over the target's."""
-    return head.evaluated_params / head.n_heads / env.target.n_params
+    return head.depth_params / env.target.n_params
 
 
 def _shape(
@@ -179,7 +135,6 @@ def _shape(
     if tree.n is tree.depth is tree.topk is None and tree.nodes != "auto":
         return head_tree(
             expression,
-            options,
             env,
             stored=head.accuracy,
             n_depths=head.n_heads,

@@ -26,7 +26,7 @@ from specrun.bindings.contexts import (
 from specrun.bindings.errors import ClosedError, NoCacheSlotError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.models import Model, trusting_files
-from specrun.runtime.drafters.batching import Joint, SharedRequest
+from specrun.runtime.drafters.batching import Joint, Shared
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
@@ -34,8 +34,7 @@ from specrun.runtime.heads import FloatRows, HeadFile, TextRows
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DraftRequest, close_all
-from specrun.runtime.round.target import EvaluatedRows, TargetModel
-from specrun.runtime.trees.tree import ROOT
+from specrun.runtime.round.target import TargetModel
 
 # == The file, and the target that it was made for =================================================
 
@@ -158,20 +157,20 @@ def evaluated(given: Sequence[Given]) -> tuple[list[Found], float]:
     return found, context.native_seconds - before
 
 
-AskedDepth = SharedRequest[Given, Found]
+SharedDepth = Shared[Given, Found]
 
 
-class SharedAssistant(Joint[AskedDepth]):
+class SharedAssistant(Joint[SharedDepth]):
     """The depths that conversations have evaluated at once: no token sees another."""
 
-    def fitting(self) -> list[AskedDepth]:
+    def fitting(self) -> list[SharedDepth]:
         """Return the first requests in one context, as many as it takes."""
         context = self.asking[0].given.context
         own = [*takewhile(lambda asked: asked.given.context is context, self.asking)]
         counts = accumulate(len(asked.given.tokens) for asked in own)
         return own[: max(1, sum(count <= context.n_outputs for count in counts))]
 
-    def answers(self, taken: Sequence[AskedDepth]) -> tuple[list[Found], list[float]]:
+    def answers(self, taken: Sequence[SharedDepth]) -> tuple[list[Found], list[float]]:
         """Evaluate them side by side."""
         found, seconds = evaluated([asked.given for asked in taken])
         n = sum(len(asked.given.tokens) for asked in taken)
@@ -181,86 +180,78 @@ class SharedAssistant(Joint[AskedDepth]):
 # == The source of rows ============================================================================
 
 
-class AssistantState(TextRows[FloatRows]):
-    """The target's state before a text's last token: no other is read."""
-
-    reads_all = False
-
-    def __init__(self) -> None:
-        super().__init__(lambda piece: piece.rows[-1], sys.maxsize, ahead=0)
-
-
-class _NoCells:
-    """The cells of an assistant's conversation: none, as all lie in the target's context."""
+class AssistantCells:
+    """The cells of an assistant's conversation: all lie in the target's context."""
 
     native_seconds = 0.0
+    context: AssistantContext | None = None
+    sequence = 0
+
+    def opened(self) -> AssistantContext:
+        """Return the context."""
+        if self.context is None:
+            raise ClosedError("the assistant's context is closed")
+        return self.context
+
+    def copy(self, other: AssistantCells, base: int, count: int) -> bool:
+        """Return True: there is nothing to copy."""
+        return True
 
     def close(self) -> None:
-        """Do nothing."""
+        """Let go of the context."""
+        self.context = None
 
 
-class AssistantSource(StatesSource[AssistantState]):
-    """An assistant in one conversation; nodes of one depth are one evaluation."""
+class AssistantSource(StatesSource[TextRows[FloatRows]]):
+    """An assistant in one conversation; nodes of one depth are one evaluation.
+
+    The target's state before a text's last token is read, and no other.
+    """
 
     needs_nextn_states = True
 
     def __init__(self, assistant: Assistant, *, keeps_rows: bool) -> None:
-        self._cells = _NoCells()
-        super().__init__(
-            AssistantState(), self._cells, assistant.model.n_params, assistant.multiplied
+        state = TextRows[FloatRows](
+            lambda piece: piece.rows[-1], sys.maxsize, ahead=0, reads_all=False
         )
+        self._cells = AssistantCells()
+        super().__init__(state, self._cells, assistant.model.n_params, assistant.multiplied)
         self._assistant, self._copies = assistant, keeps_rows
         # A rule that reads rows has leaves evaluated, which would overwrite the rows of others.
-        self.shares = assistant.together is not None and not keeps_rows
-        self._asked: AskedDepth | None = None
-        self._context: AssistantContext | None = None
-        self._sequence = 0
+        if assistant.together is not None and not keeps_rows:
+            self.shared = Shared(assistant.together)
         self._states: list[FloatRows] = []  # after the root and the nodes
 
     def take_target(self, target: TargetModel) -> None:
         """Open the context over the target's, whose sequences the text has."""
-        context, self._sequence = target.lend()
-        self._context = self._assistant.over(context)
+        context, self._cells.sequence = target.lend()
+        self._cells.context = self._assistant.over(context)
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are free behind the text: a node needs one while it is read."""
-        return 0 if self._context is None else self._context.n_ctx - len(tokens)
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the state of the prompt's common part with the last text; withdraw a request."""
-        self._withdraw()
-        super().begin(tokens)
+        context = self._cells.context
+        return 0 if context is None else context.n_ctx - len(tokens)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the last token; None without its text's cache or the state before it."""
-        given = self._given(request, (), ())
+        given = self._given_root(request.tokens)
         return None if given is None else self._alone(given)
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate tokens with the states after their parents."""
-        return self._alone(self._below(parents, tokens))
+        return self._alone(self._given_below(parents, tokens))
 
-    def _given(
-        self, request: DraftRequest, parents: Sequence[int], tokens: Sequence[int]
-    ) -> Given | None:
-        """Return a depth of a draft, or without tokens its root, whose state may be unknown."""
-        if tokens:
-            return self._below(parents, tokens)
-        context, text, self._states = self._opened(), request.tokens, []
+    def _given_root(self, text: Sequence[int]) -> Given | None:
+        context, sequence, self._states = self._cells.opened(), self._cells.sequence, []
         state = self.state.said(text)
         # The target's cache may hold a text that others are still to verify.
-        if state is None or context.next_position(self._sequence) != len(text) - 1:
+        if state is None or context.next_position(sequence) != len(text) - 1:
             return None
-        return Given(context, self._sequence, text[-1:], state[np.newaxis])
+        return Given(context, sequence, text[-1:], state[np.newaxis])
 
-    def _below(self, parents: Sequence[int], tokens: Sequence[int]) -> Given:
-        states = [self._states[0 if parent == ROOT else parent + 1] for parent in parents]
-        return Given(self._opened(), self._sequence, tokens, np.stack(states))
-
-    def _opened(self) -> AssistantContext:
-        if self._context is None:
-            raise ClosedError("the assistant's context is closed")
-        return self._context
+    def _given_below(self, parents: Sequence[int], tokens: Sequence[int]) -> Given:
+        states = np.stack([self._states[parent + 1] for parent in parents])
+        return Given(self._cells.opened(), self._cells.sequence, tokens, states)
 
     def _alone(self, given: Given) -> NodeRows | None:
         [found], seconds = evaluated([given])
@@ -275,43 +266,22 @@ class AssistantSource(StatesSource[AssistantState]):
             return NodeRows([row.copy() for row in found.rows.whole])
         return found.rows
 
-    # -- evaluations with other conversations ------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        together = self._assistant.together
-        return self.shares and together is not None and together.waits
-
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have a depth evaluated with those of others; False without the state of this text."""
         assert isinstance(asked, tuple)
-        given, together = self._given(request, *asked), self._assistant.together
-        if given is None or together is None:
-            return False
-        self._asked = AskedDepth(given)
-        together.asking.append(self._asked)
-        return True
+        assert self.shared is not None
+        given = self._given_below(*asked) if asked[1] else self._given_root(request.tokens)
+        if given is not None:
+            self.shared.ask(given)
+        return given is not None
 
     def result(self) -> NodeRows | None:
         """Return the rows of the depth; None before it was evaluated."""
-        asked = self._asked
-        if asked is None or not asked.is_answered:
-            return None
-        self._asked = None
-        self._cells.native_seconds += asked.seconds
-        return self._noted(asked.found)
+        found = None if self.shared is None else self.shared.answered()
+        return None if found is None else self._noted(found)
 
-    def _withdraw(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None and self._assistant.together is not None:
-            self._assistant.together.withdraw(asked)
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, width] of the target's last states, normed."""
-        return np.stack([rows.nextn_state(row) for row in wanted])
-
-    def close(self) -> None:
-        """Let go of the context: again does nothing."""
-        self._withdraw()
-        self._context = None
+    @property
+    def native_seconds(self) -> float:
+        """Time in the evaluations of this conversation."""
+        shared = 0.0 if self.shared is None else self.shared.native_seconds
+        return self._cells.native_seconds + shared

@@ -10,19 +10,13 @@ from typing import Self, cast
 import numpy as np
 
 from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
-from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
-from specrun.runtime.drafters.batching import (
-    ContextPart,
-    DraftMeeting,
-    SharedDraftContext,
-    share_text,
-)
+from specrun.runtime.drafters.batching import ContextPart, SharedDraftContext, share_text
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
-from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.states_source import Cells, StatesSource
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -31,7 +25,6 @@ from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.layout import count_leaves, layout_tree
-from specrun.runtime.trees.tree import ROOT
 
 # == Contexts ======================================================================================
 
@@ -39,15 +32,13 @@ from specrun.runtime.trees.tree import ROOT
 class SharedNextn(SharedDraftContext):
     """A context over NextN blocks for several conversations, whose pairs are evaluated at once."""
 
-    def __init__(
-        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
-    ) -> None:
-        super().__init__(meeting, model, options, n_parts, MtpContext)
-        own = cast("MtpContext", self.context)
-        self.n_blocks, self._select = own.n_blocks, own.select
-        self.batch = self._states = StateBatch(
-            own.n_batch, model.n_embd_out, max(1, options.n_sequences)
-        )
+    context: MtpContext
+    batch: StateBatch
+
+    def new_batch(self) -> StateBatch:
+        """Return the batch of shared evaluations, with states beside the tokens."""
+        width, n_sequences = self.context.model.n_embd_out, max(1, self.own.n_sequences)
+        return StateBatch(self.context.n_batch, width, n_sequences)
 
     def new_part(self, number: int, *, copies: bool) -> NextnPart:
         """Return the part with a number, which nobody has."""
@@ -62,12 +53,12 @@ class SharedNextn(SharedDraftContext):
     def fill(self, parts: Sequence[ContextPart]) -> None:
         """Fill the shared batch, with the states beside the tokens; select the parts' block."""
         super().fill(parts)
-        self._select(cast("NextnPart", parts[0]).block)
+        self.context.select(cast("NextnPart", parts[0]).block)
         first = 0
         for part in parts:
-            asked = cast("StateBatch", part.asked)
+            asked = cast("StateBatch", part.given)
             n = asked.n_tokens
-            self._states.states[first : first + n] = asked.states[:n]
+            self.batch.states[first : first + n] = asked.states[:n]
             first += n
 
 
@@ -76,7 +67,7 @@ class NextnPart(ContextPart):
 
     def __init__(self, shared: SharedNextn, number: int, *, copies: bool) -> None:
         super().__init__(shared, number, copies=copies)
-        self.n_blocks, self.block = shared.n_blocks, 0
+        self.n_blocks, self.block = shared.context.n_blocks, 0
 
     def select(self, block: int) -> None:
         """Let the next evaluations use another block."""
@@ -109,15 +100,14 @@ class MtpState(TextRows[None]):
 
     def __init__(self, context: NextnCells) -> None:
         self.context = context
-        self._part = context if isinstance(context, NextnPart) else None
         self._several = context.n_blocks > 1
         n_sequences, width = context.options.n_sequences, context.model.n_embd_out
         # In an evaluation of a whole tree a node carries the sequences of all leaves below it.
-        self._batch = StateBatch(context.n_batch, width, n_sequences if self._several else 1)
-        chunk = self._batch.capacity
+        self.batch = StateBatch(context.n_batch, width, n_sequences if self._several else 1)
+        chunk = self.batch.capacity
         super().__init__(self._evaluate_all, context.n_ctx, ahead=1, chunk=chunk)
         self._nodes = GrowingNodes(context.memory, n_sequences)
-        self._last: tuple[int, FloatRows] = 0, self._batch.states[0]  # the last token's pair
+        self._last: tuple[int, FloatRows] = 0, self.batch.states[0]  # the last token's pair
         self._start = 0  # its position
         self._states: list[FloatRows] = []  # the blocks' own, after the root and the nodes
         # Of an evaluation: the rows that are read of it, and the text's pairs that it settles.
@@ -134,55 +124,27 @@ class MtpState(TextRows[None]):
             start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
         super().learn(start, rows, tokens)
 
-    def copy_cells(self, other: Self, base: int, count: int) -> bool:
-        """Share or copy the cells of the pairs."""
+    def copy(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the cells of another text's pairs."""
         self._nodes.cut(0)
         return share_text(other.context, self.context, base + 1 + count)
 
-    def cut(self, length: int) -> None:
-        """Forget the tokens from position `length` on; withdraw a request."""
-        if self._part is not None:
-            self._part.withdraw()
-        super().cut(length)
-
-    # -- evaluations, alone or with those of other conversations -----------------------------------
+    # -- evaluations -------------------------------------------------------------------------------
 
     def root(self, tokens: Sequence[int]) -> Logits | None:
         """Evaluate waiting pairs; return the logits after the last token, None if it is not known.
 
         The logits, as those of `below`, are a view that dies with the next evaluation.
         """
-        known = self._fill_root(tokens)
-        return self._taken(self.context.decode(self._batch))[0] if known else None
+        known = self.fill_root(tokens)
+        return self.taken(self.context.decode(self.batch))[0] if known else None
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits] | None:
         """Evaluate nodes of one depth; return the logits after them, None without a block."""
-        filled = self._fill_below(parents, tokens)
-        return self._taken(self.context.decode(self._batch)) if filled else None
+        filled = self.fill_below(parents, tokens)
+        return self.taken(self.context.decode(self.batch)) if filled else None
 
-    @property
-    def waits(self) -> bool:
-        """Whether evaluations are best made with those of other conversations."""
-        return self._part is not None and self._part.waits
-
-    def ask(self, text: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Request an evaluation of nodes of one depth; without nodes, of the end of the text.
-
-        Return False if `below` or `root` would return None.
-        """
-        assert self._part is not None
-        filled = self._fill_below(parents, tokens) if tokens else self._fill_root(text)
-        if filled:
-            self._part.ask(self._batch)
-        return filled
-
-    def answer(self) -> list[Logits] | None:
-        """Return the logits of the request; None before it was evaluated."""
-        assert self._part is not None
-        rows = self._part.answered()
-        return None if rows is None else self._taken(rows)
-
-    def _fill_root(self, tokens: Sequence[int]) -> bool:
+    def fill_root(self, tokens: Sequence[int]) -> bool:
         """Fill the batch with waiting pairs; return whether the last token's is known."""
         # The pairs of accepted drafts ride along with the last one: an evaluation of their own
         # would cost more.
@@ -199,21 +161,21 @@ class MtpState(TextRows[None]):
         self._asked = range(len(pairs) - 1, len(pairs)), None if self._several else piece
         return True
 
-    def _fill_below(self, parents: Sequence[int], tokens: Sequence[int]) -> bool:
+    def fill_below(self, parents: Sequence[int], tokens: Sequence[int]) -> bool:
         """Fill the batch with nodes; return whether there is a block for their depth."""
         depth = 1 + self._nodes.depth_of(parents[0])
         if self._several:
             if depth < self.context.n_blocks:
                 self._fill_tree(parents, tokens)
             return depth < self.context.n_blocks
-        text, batch = self._start + 1, self._batch
+        text, batch = self._start + 1, self.batch
         ids = self._nodes.add(parents, tokens, 0, text)
         if len(ids) == 1:
             batch.fill_one(tokens[0], text + depth - 1, ids[0])
         else:
             batch.fill_shape(tokens, text + depth - 1, depth_shape(ids))
         for row, parent in enumerate(parents):
-            batch.states[row] = self._state_after(parent)
+            batch.states[row] = self._states[parent + 1]
         self._asked = range(len(ids)), None
         return True
 
@@ -222,7 +184,7 @@ class MtpState(TextRows[None]):
 
         That block has not seen them.
         """
-        nodes, batch = self._nodes, self._batch
+        nodes, batch = self._nodes, self.batch
         nodes.note(parents, tokens)
         nodes.cut(self._start)
         self.context.select(nodes.depths[-1])
@@ -232,14 +194,11 @@ class MtpState(TextRows[None]):
         batch.fill_shape([self._last[0], *nodes.tokens], self._start, layout.shape)
         batch.states[0] = self._last[1]
         for row, parent in enumerate(above, 1):
-            batch.states[row] = self._state_after(parent)
+            batch.states[row] = self._states[parent + 1]
         n = 1 + len(above)
         self._asked = range(n - len(parents), n), None
 
-    def _state_after(self, node: int) -> FloatRows:
-        return self._states[0 if node == ROOT else node + 1]
-
-    def _taken(self, rows: EvaluatedRows) -> list[Logits]:
+    def taken(self, rows: EvaluatedRows) -> list[Logits]:
         """Keep the states of the rows that are read, and settle pairs; return their logits."""
         wanted, piece = self._asked
         if piece is not None:
@@ -257,7 +216,7 @@ class MtpState(TextRows[None]):
             self._nodes.cut(piece.position + 1)
             self.context.select(block)
             self._fill(pairs, piece.position + 1, with_rows=False)
-            self.context.decode(self._batch)
+            self.context.decode(self.batch)
 
     def _make_room(self, piece: RowPiece) -> None:
         """Drop the cells at the pairs' positions and behind; everything before the first of all."""
@@ -266,13 +225,13 @@ class MtpState(TextRows[None]):
     def _fill(self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool) -> None:
         n = len(pairs)
         if n == 1 and with_rows:
-            self._batch.fill_one(pairs[0][0], start)
+            self.batch.fill_one(pairs[0][0], start)
         else:
             tokens = [token for token, _ in pairs]
-            self._batch.fill_chain(tokens, start, (0,), n if with_rows else 0)
+            self.batch.fill_chain(tokens, start, (0,), n if with_rows else 0)
         # Into the batch's own array: llama.cpp reads states from there, beside the tokens.
         for row, (_, state) in enumerate(pairs):
-            self._batch.states[row] = state
+            self.batch.states[row] = state
 
 
 # == The source of rows ============================================================================
@@ -295,9 +254,9 @@ class MtpSource(StatesSource[MtpState]):
     needs_nextn_states = True
 
     def __init__(self, context: NextnCells, n_params: int = 0, depth_params: float = 0.0) -> None:
-        super().__init__(MtpState(context), context, n_params, depth_params)
+        super().__init__(MtpState(context), cast("Cells", context), n_params, depth_params)
         self.context = context
-        self.shares = isinstance(context, NextnPart)
+        self.shared = context if isinstance(context, NextnPart) else None
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are left behind the text."""
@@ -313,24 +272,24 @@ class MtpSource(StatesSource[MtpState]):
         rows = self.state.below(parents, tokens)
         return None if rows is None else NodeRows(rows)
 
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time."""
-        return self.state.waits
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the cells of the pairs."""
+        return self.state.copy(other.state, base, count)
 
     def submit(self, request: DraftRequest, asked: Asked) -> bool:
         """Have a depth evaluated with others'; False without the state of this text, or a block."""
         assert isinstance(asked, tuple)
-        return self.state.ask(request.tokens, *asked)
+        assert self.shared is not None
+        state = self.state
+        filled = state.fill_below(*asked) if asked[1] else state.fill_root(request.tokens)
+        if filled:
+            self.shared.ask(state.batch)
+        return filled
 
     def result(self) -> NodeRows | None:
         """Return the rows of the depth; None before it was evaluated."""
-        rows = self.state.answer()
-        return None if rows is None else NodeRows(rows)
-
-    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, width] of the rows that the blocks read."""
-        return np.stack([rows.nextn_state(row) for row in wanted])
+        rows = None if self.shared is None else self.shared.answered()
+        return None if rows is None else NodeRows(self.state.taken(rows))
 
 
 def multiplied_of_block(model: Model) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +13,7 @@ from specrun.bindings.models import Model
 from specrun.runtime.drafters.batching import DraftContexts
 from specrun.runtime.drafters.draft_model import draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
-from specrun.runtime.drafters.growing.source import Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.mtp.assistant import Assistant, AssistantSource
 from specrun.runtime.drafters.mtp.blocks import (
     MtpSource,
@@ -25,11 +22,11 @@ from specrun.runtime.drafters.mtp.blocks import (
     multiplied_of_block,
     open_blocks,
 )
-from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
+from specrun.runtime.drafters.tree_options import ChainOptions, Drafts, TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance
-from specrun.runtime.round.drafter import DrafterWeights, Owned, Pace
-from specrun.runtime.trees import DynamicShape, Topology, check_sampling
+from specrun.runtime.round.drafter import DrafterWeights, Owned
+from specrun.runtime.trees import DynamicShape, Topology
 
 _DEPTH = 8
 _DEFAULT = TreeOptions(topk=2, nodes="auto")
@@ -47,35 +44,17 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     return _build_blocks(expression, path, env)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafts:
-    """The chains or trees that an expression describes.
-
-    `grow` makes the drafter of a source, which reads such a share of the target for a depth.
-    """
-
-    shape: Topology | DynamicShape
-    pace: Pace
-    grow: Callable[[Source, float], GrowingDrafter]
-
-
-def _drafts(expression: Expression, env: DraftEnvironment, limit: int = 0) -> _Drafts:
+def _drafts(expression: Expression, env: DraftEnvironment, limit: int = 0) -> Drafts:
     """Return the drafts of an expression, at most `limit` deep if that is not 0."""
-    name, options, tree = str(expression), options_of(expression), TreeOptions.of(expression)
+    options, tree = options_of(expression), TreeOptions.of(expression)
     most = min(env.most_drafted, limit or env.most_drafted)
     is_bare = tree.n is None and not tree.asks_for_tree and options.optional("sampling") is None
     if is_bare and env.target.can_branch:
         tree = dataclasses.replace(_DEFAULT, depth=min(_DEPTH, most))
     if not tree.asks_for_tree:
         chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
-        count = chain.n or most
-
-        def grow_chain(source: Source, share: float) -> GrowingDrafter:
-            return chain.drafter(source, count, env, share, name)
-
-        return _Drafts(Topology.chain(count), chain.pace(env), grow_chain)
-    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
-    check_p_min(p_min)
+        return chain.drafts(expression, env, chain.n or most)
+    sampling = tree_sampling(options, "argmax")
     if limit and tree.depth is None and tree.tree in (None, "sequoia"):
         nodes = tree.nodes if isinstance(tree.nodes, int) else limit
         tree = dataclasses.replace(tree, depth=max(1, min(limit, nodes)))
@@ -84,20 +63,7 @@ def _drafts(expression: Expression, env: DraftEnvironment, limit: int = 0) -> _D
         return best_tree(typical_acceptance(sampling), nodes, depth)
 
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
-    check_sampling(shape, sampling)
-
-    def grow(source: Source, share: float) -> GrowingDrafter:
-        try:
-            plan = tree.plan(shape, env, share)
-            return GrowingDrafter(
-                source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name
-            )
-        except BaseException:
-            source.close()
-            raise
-
-    pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return _Drafts(shape, pace, grow)
+    return Drafts.of(expression, env, tree, shape, sampling)
 
 
 def _build_assistant(expression: Expression, path: Path, env: DraftEnvironment) -> DrafterWeights:
@@ -109,7 +75,7 @@ def _build_assistant(expression: Expression, path: Path, env: DraftEnvironment) 
     share = assistant.multiplied / max(1, env.target.n_params)
 
     def start() -> GrowingDrafter:
-        return drafts.grow(AssistantSource(assistant, keeps_rows=env.keeps_rows), share)
+        return drafts.drafter(AssistantSource(assistant, keeps_rows=env.keeps_rows), share)
 
     return DrafterWeights(str(expression), start, [assistant], drafts.pace)
 
@@ -138,11 +104,11 @@ def _build_blocks(
 
     # A rule that reads rows keeps them longer than others' evaluations leave them alone.
     meeting = None if env.keeps_rows else env.meeting
-    contexts = DraftContexts(model, context, meeting, kind=SharedNextn, alone=MtpContext)
+    contexts = DraftContexts(model, context, meeting, kind=SharedNextn, make=MtpContext)
 
     def start() -> GrowingDrafter:
         own = cast("NextnCells", contexts.make())
-        return drafts.grow(MtpSource(own, n_params, depth_params), share)
+        return drafts.drafter(MtpSource(own, n_params, depth_params), share)
 
     owned: list[Owned] = [contexts] if path is None else [contexts, model]
     return DrafterWeights(str(expression), start, owned, drafts.pace)
@@ -151,7 +117,7 @@ def _build_blocks(
 def _context_size(shape: Topology | DynamicShape, *, is_whole: bool) -> tuple[int, int]:
     """Return how many sequences and rows NextN blocks need; `is_whole`: for a tree at once."""
     n_sequences, width = draft_size(shape)
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    depth = shape.max_depth
     if is_whole:
         width = (
             1 + shape.topk * (depth - 1)
@@ -166,8 +132,7 @@ def _check_depth(
     expression: Expression, model: Model, shape: Topology | DynamicShape, blocks: int
 ) -> None:
     """Raise `OptionError` for drafts deeper than there are blocks, if there are several."""
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
-    if blocks and depth > blocks:
+    if blocks and shape.max_depth > blocks:
         is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         kind = "n is" if is_chain else "a tree has a depth of"
         limit = f"{blocks} NextN blocks, one for each token, so {kind} at most {blocks}"

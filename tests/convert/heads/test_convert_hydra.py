@@ -23,7 +23,7 @@ from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.heads.head_conversion import HEAD_KINDS
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.drafters.hydra import HydraHead
+from specrun.runtime.drafters.hydra import HydraHead, PrefixCells
 
 torch = pytest.importorskip("torch")
 from support.tiny_hydra import LAYER, PREFIX, TinyHydra, log_probs, random_hydra  # noqa: E402
@@ -112,7 +112,7 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
         assert (head.prefix is not None) == reference.prefixed
         if head.prefix is not None:
             states = reference.double().prefix_states(torch.tensor(STATES, dtype=torch.float64))
-            with closing(head.prefix.cells(16)) as cells:
+            with closing(PrefixCells(head, head.prefix, 16)) as cells:
                 np.testing.assert_allclose(
                     cells.evaluate(STATES, 0, 0), states, rtol=tolerance, atol=tolerance
                 )

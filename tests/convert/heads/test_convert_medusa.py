@@ -49,7 +49,7 @@ def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
     try:
         states = builder.input("features", F32, FEATURES.shape[1], len(FEATURES))
         for k in range(heads):
-            builder.output(f"logits{k}", head._logits(builder, k, states))
+            builder.output(f"logits{k}", head.logits(builder, k, states))
         graph = builder.build()
         found = graph.run({"features": FEATURES})
         graph.close()

@@ -138,7 +138,7 @@ def test_an_eagle_heads_graphs_and_cells(files: dict[str, Path], models: Models)
             closing(head.cells(32)) as cells,
         ):
             places = range(4), range(4), 0, sees[:4, :4].copy()
-            first = cells.evaluate_features(TEXT[:4], STATES[:4], places)
+            first = cells.evaluate(TEXT[:4], STATES[:4], places, real=True)
             # Their keys and values have stayed in the cells, on the device.
             places = range(4, 6), range(4, 6), 0, sees[4:]
             later = cells.evaluate(TEXT[4:6], STATES[4:], places)
@@ -185,7 +185,7 @@ def test_tensors_on_another_device_are_copied_with_a_message(
             closing(EagleHead(files["eagle"], model, n_threads=1, ranks=3)) as head,
             closing(head.cells(32)) as cells,
         ):
-            rows = cells.evaluate_features(TEXT[:6], STATES, places)
+            rows = cells.evaluate(TEXT[:6], STATES, places, real=True)
             found.append((rows.states, rows.log_probs, dict(head._target.shared)))
     # llama.cpp keeps the embedding in the CPU's memory, which every graph reaches.
     assert found[0][2] == {"token_embd.weight": True, "output.weight": True}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.dflash.source import build_dflash
-from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3
+from specrun.runtime.drafters.eagle import PairHead, build_eagle, build_eagle3
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.hydra import PrefixCells, PrefixLayer, build_hydra
+from specrun.runtime.drafters.hydra import HydraHead, build_hydra
 from specrun.runtime.drafters.medusa import build_medusa
 from specrun.runtime.drafters.mtp import build_mtp
 from specrun.runtime.language import Expression, parse_expression
@@ -155,22 +156,23 @@ def test_cells_that_two_conversations_share_are_caught(
     files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: a head that hands out the same cells twice."""
-    made: dict[int, PairCells | PrefixCells] = {}
-
-    def pairs(self: PairHead, n_cells: int) -> PairCells:
-        return made.setdefault(id(self), PairCells(self, n_cells))  # type: ignore[return-value]
-
-    def positions(self: PrefixLayer, n_cells: int) -> PrefixCells:
-        return made.setdefault(id(self), PrefixCells(self, n_cells))  # type: ignore[return-value]
-
     expression = f"{kind.removesuffix('++')}(FILE:{kind}, n=3)"
     lone = [alone(files, "shallow", expression, 1, 9), alone(files, "shallow", expression, 2, 20)]
-    monkeypatch.setattr(PairHead, "cells", pairs)
-    monkeypatch.setattr(PrefixLayer, "cells", positions)
+    made: dict[int, Any] = {}
+    for head in (PairHead, HydraHead):
+        cells: Any = head.cells
+        again = lambda self, n, cells=cells: made.setdefault(id(self), cells(self, n))  # noqa: E731
+        monkeypatch.setattr(head, "cells", again)
     assert together(files, "shallow", expression) != lone
 
 
-@pytest.mark.parametrize(("target", "expression"), HEADS)
+ONE_OF_EACH = [
+    *{(target, text.split(",")[0]): (target, text) for target, text in HEADS[::-1]}.values()
+]
+"""A drafter of each file."""
+
+
+@pytest.mark.parametrize(("target", "expression"), ONE_OF_EACH)
 def test_a_conversation_outlives_another_and_counts_its_own_time(
     files: dict[str, Path], target: str, expression: str
 ) -> None:

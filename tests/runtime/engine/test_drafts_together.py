@@ -119,7 +119,7 @@ def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
             for stream in endless:
                 stream.cancel()
         again = engine.generate_many(PROMPTS, DRAWN, max_tokens=LENGTH)
-        contexts = [each for each in engine._schedule.shared.meeting._joint if each.asking]
+        contexts = [each for each in engine._schedule.shared.meeting.joint if each.asking]
     assert [each.token_ids for each in again] == [each.token_ids for each in wanted]
     assert contexts == []
 
@@ -134,7 +134,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
     def noted(
         shared: batching.SharedDraftContext, parts: Sequence[batching.ContextPart]
     ) -> tuple[Rows, float]:
-        read.append(sum(part.asked.n_tokens for part in parts))
+        read.append(sum(part.given.n_tokens for part in parts))
         return decode(shared, parts)
 
     monkeypatch.setattr(batching.SharedDraftContext, "decode", noted)
@@ -155,7 +155,7 @@ def test_a_part_reaches_no_sequence_but_its_own(files: dict[str, Path]) -> None:
     drafter = named("draft(FILE:twin, n=4)", files)
     with Engine(files["shallow"], drafter, slots=2, n_ctx=512, n_threads=1) as engine:
         engine.generate_many(PROMPTS[:2], GREEDY, max_tokens=4)
-        (shared,) = engine._schedule.shared.meeting._joint
+        (shared,) = engine._schedule.shared.meeting.joint
         whole = shared.context.memory
         first, second = (MemoryPart(whole, number, 1) for number in range(2))
         assert first.last_position() > 0

@@ -13,8 +13,8 @@ from support.tiny_models import F32
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import SamplingParams
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.engine import Engine
-from specrun.runtime.heads import TextRows
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.trees import DraftTree
 
@@ -110,7 +110,7 @@ def test_drafts_without_the_cells_of_the_prefix_are_seen(
     answers(files, target, drafter, beside=False)
     alone = dict(drafts)
     drafts.clear()
-    for kind in _kinds(TextRows):
+    for kind in _kinds(StatesSource):
         monkeypatch.setattr(kind, "copy_cells", lambda *_: True)
     answers(files, target, drafter, beside=True)
     assert any(drafts[text] != alone[text] for text in alone if text in drafts)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.head_chains import eagle_drafter, hydra_drafter
+from support.head_chains import chain_plan, eagle_drafter, hydra_drafter
 from support.tiny_models import F32
 
+from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import I32, ComputeDevice, fields
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
@@ -21,7 +22,7 @@ from specrun.runtime.drafters.eagle import head as pair_tree_module
 from specrun.runtime.drafters.eagle.head import PairTrees
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.hydra import HydraHead
-from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
+from specrun.runtime.heads import MOST_CHAIN_ROWS, MOST_DEPTHS, RowPiece, TreeGraphs, mask_below
 from specrun.runtime.heads.places import write_below
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
@@ -43,6 +44,7 @@ SHAPES: list[Topology | DynamicShape] = [
     DynamicShape(5, 3, 9),
     DynamicShape(2, 3, 5),
     DynamicShape(1, 4, 3),
+    Topology.chain(4),
 ]
 NO_GRAPH = "the head made no tree in one graph"
 
@@ -92,7 +94,7 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
 
 def depth_by_depth(drafter: GrowingDrafter) -> GrowingDrafter:
     """The reference: no graph of whole trees is asked for, and the drafter grows them itself."""
-    drafter.source.state.tree = lambda *_: None  # type: ignore[method-assign]
+    drafter.source.named = lambda *_: None  # type: ignore[method-assign]
     return drafter
 
 
@@ -102,7 +104,7 @@ def check_rounds(
     """Compare the trees of two equal heads along a random text; return them."""
     rng = np.random.default_rng(seed)
     asked: list[DraftTree] = []
-    inner = once.source.state.tree
+    inner = once.source.named
 
     def noted(*arguments: Any) -> Any:
         named = inner(*arguments)
@@ -110,9 +112,9 @@ def check_rounds(
             pytest.fail(NO_GRAPH)
         return named
 
-    once.source.state.tree = noted  # type: ignore[method-assign]
+    once.source.named = noted  # type: ignore[method-assign]
     n_features = (
-        once.source.state._cells._head.sizes.features
+        once.source.state._cells.head.sizes.features
         if isinstance(once.source, EagleSource)
         else HIDDEN
     )
@@ -241,21 +243,20 @@ def no_tokens_written(self: ComputeDevice, operation: int, *, writes_weights: bo
     return not (writes_weights and fields(operation).type == I32)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "hydra++"])
-@pytest.mark.parametrize("shape", ["tree=2x2x1", "depth=4, topk=3, nodes=8"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("eagle", "depth=4, topk=3, nodes=8"), ("hydra++", "tree=2x2x1")]
+)
 def test_the_text_is_the_same_with_and_without_the_graph(
     opened: Opened,
     tiny_model: Path,
     tmp_path: Path,
     kind: str,
     shape: str,
-    temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened(kind, parse_topology("2")).close()
-    params = SamplingParams(temperature=temperature, seed=4)
     expression = f"{kind.removesuffix('++')}({quoted(str(tmp_path / f'{kind}.gguf'))}, {shape})"
+    params = SamplingParams(temperature=0.9, seed=4)
 
     def answer(drafter: str) -> tuple[list[int], int, int]:
         with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
@@ -274,6 +275,11 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
     """Trees that the cells do not hold as a whole, and heads of fewer tokens than branches."""
     shape = DynamicShape(4, 4, 16)
     drafter = opened("eagle", shape)
+
+    def tree(tokens: list[int]) -> Any:
+        request = DraftRequest(tokens, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
+        return drafter.source.named(request, drafter._plans.of(4))
+
     with closing(drafter):
         state = drafter.source.state
         assert isinstance(drafter.source, EagleSource)
@@ -281,9 +287,36 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
         text = np.arange(room + 1) % VOCAB
         rows = np.zeros((room + 1, HIDDEN), np.float32)
         state.learn(0, rows[:room], text.tolist())
-        assert state.tree(text.tolist(), drafter._plans.of(4)) is not None
+        assert tree(text.tolist()) is not None
         longer = [*text.tolist(), 1]
         state.learn(room, rows[:1], longer)
-        assert state.tree(longer, drafter._plans.of(4)) is None
+        assert tree(longer) is None
         request = DraftRequest(longer, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
         assert len(drafter.propose(request)) > 4
+
+
+def test_numbers_that_no_graph_takes(shallow: Model, tmp_path: Path) -> None:
+    row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
+    one = RowPiece([1], row[:1], 0, 0)
+    random_eagle(HIDDEN).write(tmp_path / "eagle.gguf", VOCAB)
+    random_hydra(HIDDEN, VOCAB, heads=6, prefix=True).write(tmp_path / "hydra.gguf", VOCAB)
+    eagle = EagleHead(tmp_path / "eagle.gguf", shallow, ranks=1, n_threads=1)
+    with closing(eagle), closing(eagle.cells(CELLS)) as pairs:
+        assert pairs.tree(chain_plan(2), RowPiece([1] * len(row), row, 0, 0), 1) is None
+        assert pairs.tree(chain_plan(MOST_DEPTHS + 1), one, 1) is None
+        with pytest.raises(OptionError, match="cannot hold"):
+            pairs.tree(chain_plan(2), RowPiece([1], row[:1], 0, pairs.n_cells - 1), 1)
+        places = [0], [0], 0, np.ones((1, 1), bool)
+        for token in (-1, VOCAB):
+            with pytest.raises(OptionError, match="outside the 320 tokens"):
+                pairs.tree(chain_plan(2), RowPiece([token], row[:1], 0, 0), token)
+            with pytest.raises(OptionError, match="outside the 320 tokens"):
+                pairs.evaluate([token], row[:1], places)
+    hydra = HydraHead(tmp_path / "hydra.gguf", shallow, ranks=[1] * 6, n_threads=1)
+    with closing(hydra), closing(hydra.cells(CELLS)) as cells:
+        with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
+            cells.tree(chain_plan(7), one, 1)
+        with pytest.raises(OptionError, match="cannot hold"):
+            cells.tree(chain_plan(2), RowPiece([1], row[:1], 0, 768), 1)
+        with pytest.raises(OptionError, match="outside the 320 tokens"):
+            cells.tree(chain_plan(2), one, -1)

@@ -21,7 +21,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.tree_options import head_tree
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
-from specrun.runtime.language import options_of, parse_expression, quoted
+from specrun.runtime.language import parse_expression, quoted
 from specrun.runtime.planning import CostCurve, plan_medusa_tree, save_curve
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.trees import Topology
@@ -229,33 +229,13 @@ def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_mode
 
     def planned(model: Model, costs: CostCurve) -> int:
         environment = DraftEnvironment(model, ContextOptions(**F32), costs=costs)
-        options = options_of(expression)
-        return len(
-            head_tree(
-                expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01
-            )
-        )
+        return len(head_tree(expression, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01))
 
     with Model(tiny_model) as model:
         steep = planned(model, CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)))
         flat = planned(model, CostCurve((1, 64), (1.0, 1.001), (1.0, 1.001)))
     assert steep == 1
     assert flat > 3
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ("tree=2x2, accuracy=a.csv", "leave out accuracy="),
-        ("nodes=2000", "give 1 to 1024"),
-        ("tree=mc_sim_7b_63", "reach 1 to 3 tokens"),
-    ],
-)
-def test_options_that_contradict_are_refused(
-    tiny_model: Path, heads: Path, options: str, problem: str
-) -> None:
-    with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, {options})", **F32)
 
 
 def test_a_bad_csv_is_refused_before_anything_runs(
@@ -266,21 +246,6 @@ def test_a_bad_csv_is_refused_before_anything_runs(
         Runtime(
             tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **F32
         )
-
-
-def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
-    """Medusa's 63 nodes with four random heads: the text is plain decoding's own."""
-    path = random_medusa(HIDDEN, VOCAB, heads=4).write(tmp_path / "four.gguf", VOCAB)
-    params = SamplingParams(temperature=0.8, seed=2)
-    texts = []
-    for drafter in (f"medusa({quoted(str(path))}, tree=mc_sim_7b_63)", "none"):
-        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
-            result = runtime.generate([5, 6, 7], params, max_tokens=16)
-            texts.append(result.token_ids)
-            if drafter != "none":
-                assert runtime.session.drafter.max_nodes == 63
-                assert result.stats.drafted >= 63
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -297,9 +262,3 @@ def test_many_heads_and_blocks_fit_a_graph(tiny_model: Path, tmp_path: Path, blo
             ).stats.drafted
             > 0
         )
-
-
-def test_more_branches_than_tokens_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
-    with pytest.raises(OptionError, match="leaves"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree=400)", **F32)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from support.head_chains import PairChainByDepth, chain_plan, eagle_drafter, whole_places
 from support.interrupts import Interrupted
 
-from specrun.runtime.drafters.eagle import EagleRows, EagleState
+from specrun.runtime.drafters import states_source
+from specrun.runtime.drafters.eagle import EagleRows, EagleSource, EagleState
 from specrun.runtime.drafters.eagle import source as eagle_state
-from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TextRows, TreePlan
+from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TextRows
 from specrun.runtime.heads import states as states_module
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
@@ -60,7 +61,9 @@ class SummingHead(PairChainByDepth):
         self.evaluated: list[int] = []
         self._cells = np.zeros((self.n_cells, 3))
 
-    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces, **_: object
+    ) -> EagleRows:
         positions, cells, sees = whole_places(places)
         if self.fails:
             raise KeyboardInterrupt
@@ -74,14 +77,23 @@ class SummingHead(PairChainByDepth):
         drafted = np.array([[digest % VOCAB, (digest + 1) % VOCAB] for digest in hashes], np.int32)
         return EagleRows(predicted, drafted, np.log(np.full(drafted.shape, 0.5)), None)
 
-    evaluate_features = evaluate
-
 
 class NoChains(SummingHead):
     """The same head where ggml has no graph for chains."""
 
     def tree(self, *given: object) -> NamedChildren | None:  # type: ignore[override]
         return None
+
+
+def asking(text: Sequence[int]) -> DraftRequest:
+    return DraftRequest(text, SamplingParams(temperature=0.0), SeededNoise(0), 9, 9)
+
+
+def state_of(head: Any) -> Any:
+    """The state of a source, which names trees as the source does."""
+    source = EagleSource(head)
+    source.state.tree = lambda text, plan: source.named(asking(text), plan)
+    return source.state
 
 
 def feature(text: Sequence[int], position: int) -> list[float]:
@@ -108,7 +120,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
     fresh head's."""
     random = np.random.default_rng(seed)
     head = kind()
-    state = EagleState(head)
+    state = state_of(head)
     text: list[int] = []
     drafted = 0
     for _ in range(80):
@@ -157,7 +169,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
 def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
     """The pairs before it are given up; those after it are what a head says that saw no more."""
     text = np.random.default_rng(missing).integers(0, VOCAB, 30).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(SummingHead())
     state.learn(0, features(text, 0, 9), text[:10])
     start = 9 + missing
     state.learn(start, features(text, start, len(text) - 1 - start), text)
@@ -170,7 +182,7 @@ def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
 def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
     """The session shows the state before its last token once more."""
     text = np.random.default_rng(3).integers(0, VOCAB, 12).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(SummingHead())
     state.learn(0, features(text, 0, 11), text)
     assert state.tree(text, chain_plan(3)) is not None
     state.begin(text)
@@ -185,14 +197,15 @@ def test_a_chain_is_not_longer_than_the_cells() -> None:
     drafter = eagle_drafter(head, Topology.chain(5))
     text = list(range(head.n_cells))
     drafter.source.state.learn(0, features(text, 0, head.n_cells - 2), text)
-    assert drafter.source.state.tree(text[:-1], chain_plan(5)) is None
-    request = DraftRequest(text[:-1], SamplingParams(temperature=0.0), SeededNoise(0), 9, 9)
-    assert len(drafter.propose(request)) == 3  # two cells are left, and the first needs none
+    assert drafter.source.named(asking(text[:-1]), chain_plan(5)) is None
+    assert (
+        len(drafter.propose(asking(text[:-1]))) == 3
+    )  # two cells are left, and the first needs none
 
 
 def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
     head = SummingHead()
-    state = EagleState(head)
+    state = state_of(head)
     text = list(range(90))
     for position in range(80):
         state.learn(position, features(text, position, 1), text)
@@ -203,7 +216,7 @@ def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
 
 def test_an_interrupted_evaluation_loses_nothing() -> None:
     head = SummingHead()
-    state = EagleState(head)
+    state = state_of(head)
     text = list(range(20, 40))
     state.learn(0, features(text, 0, 9), text)
     for ask in (lambda: state.root(text[:10]), lambda: state.tree(text[:10], chain_plan(3))):
@@ -222,7 +235,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     """After a drafted end token nothing follows; the next prompt does, and its states begin one
     position later."""
     text = np.random.default_rng(5).integers(0, VOCAB, 20).tolist()
-    state = EagleState(SummingHead())
+    state = state_of(SummingHead())
     state.learn(0, features(text, 0, 10), text[:10])  # of the last token, too
     assert state.root(text[:10]) is not None
     state.begin(text)
@@ -237,7 +250,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     assert state.base == 10
 
 
-FILES = [states_module.__file__, eagle_state.__file__]
+FILES = [states_module.__file__, eagle_state.__file__, states_source.__file__]
 
 
 def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
@@ -264,11 +277,11 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
     pairs and no more."""
     text = np.random.default_rng(6).integers(0, VOCAB, 95).tolist()
     with Interrupted(files=FILES) as counting:
-        for step in use(EagleState(SummingHead()), text):
+        for step in use(state_of(SummingHead()), text):
             step()
     assert counting.lines > 150
     for at in range(1, counting.lines + 1):
-        state = EagleState(SummingHead())
+        state = state_of(SummingHead())
         with Interrupted(at, FILES):
             for step in use(state, text):
                 step()
@@ -282,67 +295,3 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
             wanted = fresh(other, state.base).tokens[-1:]
             np.testing.assert_array_equal(row.tokens, wanted)
             assert chain.tokens[0] == wanted[0, 0]
-
-
-class SummingLayer:
-    """Heads that name what a prefix layer says: the sum of what it sees, each state times its
-    position."""
-
-    n_cells = 70
-
-    def __init__(self) -> None:
-        self.evaluated: list[int] = []
-        self._cells = np.zeros(self.n_cells)
-
-    @property
-    def prefix(self) -> SummingLayer:
-        return self
-
-    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
-        self.evaluated.append(len(states))
-        for i, state in enumerate(states):
-            self._cells[count + i] = state[0] * (position + i + 1)
-        return np.array(
-            [[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32
-        )
-
-    def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren:
-        state = self.states(piece.rows, piece.position, piece.count)[-1, 0]
-        return NamedChildren([int(state), token, len(plan.ranks)])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    layer = SummingLayer()
-    state = HydraState(layer)
-    text = random.integers(1, 9, 4).tolist()
-    state.begin(text)
-    state.learn(0, features(text, 0, 3), text)
-    while len(text) < 60:
-        wanted = sum(feature(text, i)[0] * (i + 1) for i in range(len(text) - 1))
-        for ask in random.permutation(["chain", "chain", "state", "nothing", "nothing", "nothing"])[
-            :2
-        ].tolist():
-            if ask == "chain":
-                chain = state.tree(text, chain_plan(2))
-                assert chain is not None
-                assert chain.tokens == [int(wanted), text[-1], 2]
-            elif ask == "state":
-                found = state.said(text)
-                assert found is not None
-                assert found[0] == wanted
-        first, n = len(text) - 1, int(random.integers(1, 5))
-        text = [*text, *random.integers(1, 9, n).tolist()]
-        state.learn(first, features(text, first, n), text)
-
-
-def test_positions_that_were_not_drafted_from_share_an_evaluation() -> None:
-    layer = SummingLayer()
-    state = HydraState(layer)
-    text = list(range(70))
-    for position in range(67):
-        state.learn(position, features(text, position, 1), text)
-    assert layer.evaluated == [64]
-    assert state.tree(text[:68], chain_plan(2)) is not None
-    assert layer.evaluated == [64, 3]

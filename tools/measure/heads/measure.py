@@ -186,6 +186,7 @@ def _hydra(
     )
     layer = opened.enter_context(closing(head.cells(_CACHED + 1))).prefix
     assert layer is not None
+    assert head.prefix is not None
     random = np.random.default_rng(0)
     states = random.standard_normal((_CACHED + 1, model.n_embd), dtype=np.float32)
     layer.evaluate(states[:_CACHED], 0, 0)
@@ -197,7 +198,9 @@ def _hydra(
         n_bytes = sum(sizes.values()) - in_layer + width * _embedding_row(model)
         return _Evaluation("hydra", head, width, n_bytes, lambda: head.best_laws(states[0], paths))
 
-    n_bytes = in_layer + 2 * _CACHED * layer.kv_size * _FLOAT_BYTES  # keys and values
+    n_bytes = (
+        in_layer + 2 * _CACHED * head.prefix.attention.kv_size * _FLOAT_BYTES
+    )  # keys and values
     of_layer = _Evaluation(
         "hydra++ layer",
         head,

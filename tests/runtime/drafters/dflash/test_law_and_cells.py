@@ -42,7 +42,6 @@ VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 1500
 @pytest.mark.parametrize(
     ("generation", "options"),
     [
-        ("dflash", "n=3, sampling=with"),
         ("dflash2", "tree=2x1, sampling=without"),
         ("dspark", "tree=2x2, sampling=with"),
     ],

@@ -24,7 +24,9 @@ def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts pay: a tiny drafter is as large as its target."""
     whole = DraftEnvironment.draft_plan
     monkeypatch.setattr(DraftEnvironment, "curve", CHEAP)
-    monkeypatch.setattr(DraftEnvironment, "draft_plan", lambda self, *_: whole(self, 0.0))
+    monkeypatch.setattr(
+        DraftEnvironment, "draft_plan", lambda self, *_, **named: whole(self, 0.0, **named)
+    )
 
 
 @pytest.mark.usefixtures("cheap_drafts")

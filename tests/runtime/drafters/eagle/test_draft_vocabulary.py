@@ -95,15 +95,6 @@ def test_only_frequent_tokens_are_drafted(
     assert not drafted["all"] <= frequent
 
 
-def test_the_text_is_plain_decodings(tiny_model: Path, named: Path) -> None:
-    params = SamplingParams(temperature=0.8, seed=5)
-    texts = []
-    for drafter in ("none", f"eagle({named}, n=4)", f"eagle({named}, tree=3x2, draft_tokens=16)"):
-        with Runtime(tiny_model, drafter=drafter, n_ctx=256, n_threads=1) as rt:
-            texts.append(rt.generate(PROMPT, params, max_tokens=24).token_ids)
-    assert texts[0] == texts[1] == texts[2]
-
-
 def test_a_file_that_names_none_drafts_the_lowest_ids_and_what_ends_texts(
     target: Model, whole: Path
 ) -> None:

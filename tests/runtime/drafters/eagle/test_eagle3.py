@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from support.renamed_models import as_architecture
-from support.target_texts import PROMPT_IDS, answer, greedy_answers
+from support.target_texts import PROMPT_IDS, answer, greedy_answers, same_text
+from support.tiny_dflash import token_matrices
 from support.tiny_eagle3 import TinyEagle3, Variant, random_eagle3
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_qwen35
@@ -27,15 +28,6 @@ from specrun.runtime.language import quoted
 
 HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def matrices(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    from gguf import GGUFReader
-
-    tensors = {
-        tensor.name: torch.tensor(np.array(tensor.data)) for tensor in GGUFReader(path).tensors
-    }
-    return tensors["token_embd.weight"], tensors["output.weight"]
 
 
 def features(path: Path, text: list[int]) -> np.ndarray:
@@ -63,7 +55,7 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     the paper."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    embedding, _ = matrices(tiny_deep_model)
+    embedding = torch.tensor(token_matrices(tiny_deep_model)[0])
     counts = Counter(token for text in greedy_texts for token in text[2:])
     ids = np.sort([token for token, _ in counts.most_common(64)])
     start = random_eagle3(HIDDEN, VOCAB, Variant(draft_tokens=len(ids)))
@@ -113,45 +105,11 @@ def trained(
     return head.write(tmp_path_factory.mktemp("eagle3") / "trained.gguf", tiny_deep_model)
 
 
-@pytest.mark.parametrize(
-    "options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"]
-)
+@pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=3"])
 def test_the_text_is_plain_decodings_own(
     tiny_deep_model: Path, trained: Path, options: str
 ) -> None:
-    with (
-        Runtime(tiny_deep_model, "none", **F32) as plain,
-        Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **F32) as drafts,
-    ):
-        for temperature in (0.0, 0.8, 1.0):
-            params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
-            drafted = drafts.generate(PROMPT_IDS, params, max_tokens=40)
-            assert drafted.token_ids == plain.generate(PROMPT_IDS, params, max_tokens=40).token_ids
-            assert drafted.stats.drafted > 0
-
-
-def test_a_trained_head_drafts_far_better_than_chance(
-    tiny_deep_model: Path, trained: Path, greedy_texts: list[list[int]]
-) -> None:
-    """On texts it was trained on; by chance one draft token in 64 is right. A random head is the
-    control."""
-
-    def acceptance(path: Path) -> float:
-        shares = [
-            answer(
-                tiny_deep_model, f"eagle3({quoted(str(path))}, n=3)", GREEDY, 25, text[:3]
-            ).stats.acceptance_rate
-            for text in greedy_texts[:4]
-        ]
-        return float(np.mean(shares))
-
-    assert acceptance(trained) > 0.3
-    assert (
-        acceptance(
-            random_eagle3(HIDDEN, VOCAB).write(trained.parent / "random.gguf", tiny_deep_model)
-        )
-        < 0.1
-    )
+    same_text(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})")
 
 
 @pytest.mark.parametrize("sampling", ["with", "without"])
@@ -199,7 +157,7 @@ def test_the_cache_is_true_after_any_rounds(
 ) -> None:
     """After many accepted and rejected rounds, and prompts in pieces, it predicts what a fresh
     evaluation does."""
-    embedding, _ = matrices(tiny_deep_model)
+    embedding = torch.tensor(token_matrices(tiny_deep_model)[0])
     w = head.tensors()
     drafter_text = f"eagle3({quoted(str(trained))}, {options})"
     with Runtime(
@@ -210,11 +168,13 @@ def test_the_cache_is_true_after_any_rounds(
         first = runtime.generate(
             PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
         )
+        accepted = first.stats.accepted
         long = [*PROMPT_IDS, *first.token_ids[:11], 3, 4]
         for prompt in (long, [*long, 9], [3, 4, 9], [*range(5, 60)]):
             result = runtime.generate(
                 prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
             )
+            accepted += result.stats.accepted
             text = [*prompt, *result.token_ids]
             row = drafter.source.state.root(text)
             if row is None:  # the answer ended with an end token: nothing follows it
@@ -234,12 +194,12 @@ def test_the_cache_is_true_after_any_rounds(
                 w, embedding[text[base:-1]].to(torch.float64), states, range(n), seen
             )[0].numpy()[-1]
             assert np.abs(row.states[0] - wrong).max() > 0.01
+    assert temperature or accepted > 0
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        "relay({0}@2, prompt-lookup@2)",
         "relay(prompt-lookup@2, {0}@2)",
         "ensemble({0}, prompt-lookup)",
         "auto({0}, prompt-lookup, none)",
@@ -288,18 +248,3 @@ def test_a_target_without_layer_inputs_is_refused(
     with pytest.raises(UnsupportedModelError, match="layer inputs of xverse models"):
         Runtime(path, drafter=f"eagle3({quoted(str(file))})", **F32)
     assert len(answer(path, "none", GREEDY, 5).token_ids) == 5  # it runs without
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ("n=0", "n is 0"),
-        ("depth=3, topk=2, nodes=4, sampling=with", "biases the text"),
-        ("guesses=3", "guesses"),
-    ],
-)
-def test_shapes_that_cannot_be_are_refused(
-    tiny_deep_model: Path, trained: Path, options: str, problem: str
-) -> None:
-    with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, {options})", **F32)

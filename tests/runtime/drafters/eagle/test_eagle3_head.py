@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.renamed_models import as_architecture
+from support.tiny_dflash import token_matrices
 from support.tiny_eagle3 import LLAMA3, YARN, TinyEagle3, Variant, random_eagle3
 from support.tiny_models import CHAT
 
 from specrun.bindings.errors import (
     MalformedFileError,
-    OptionError,
     PairError,
     SpecrunError,
     UnsupportedModelError,
@@ -56,13 +55,6 @@ def target(tiny_deep_model: Path) -> Iterator[Model]:
         yield model
 
 
-def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from gguf import GGUFReader
-
-    tensors = {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
-    return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
-
-
 def ancestors() -> np.ndarray:
     sees = np.zeros((6, 6), bool)
     for node in range(6):
@@ -80,7 +72,9 @@ def features_of(head: TinyEagle3) -> np.ndarray:
 def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """States and log-probabilities over the target's tokens, of real pairs and of those drafted
     below them."""
-    embedding, output = (torch.tensor(matrix, dtype=torch.float64) for matrix in matrices(path))
+    embedding, output = (
+        torch.tensor(matrix, dtype=torch.float64) for matrix in token_matrices(path)
+    )
     w = head.tensors()
     embedded = w.get("embed_tokens.weight", embedding)[TOKENS]
     states = torch.zeros((6, head.hidden), dtype=torch.float64)
@@ -108,7 +102,7 @@ def evaluated(
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
         places = POSITIONS[piece], cells[piece], 0, by_cell
         if nodes[0] < REAL:
-            rows = pairs.evaluate_features(TOKENS[piece], features[piece], places)
+            rows = pairs.evaluate(TOKENS[piece], features[piece], places, real=True)
         else:
             rows = pairs.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], places)
         states[piece] = rows.states
@@ -209,25 +203,6 @@ def test_mistakes_would_be_seen(tiny_deep_model: Path, mistake: str) -> None:
     assert np.abs(right - wrong)[-1].max() > 1e-3
 
 
-@pytest.mark.parametrize(("quantization", "allowed"), [("F16", 0.01), ("Q8_0", 0.1), ("Q4_0", 1.0)])
-def test_quantized_heads_stay_near(
-    target: Model, tiny_deep_model: Path, tmp_path: Path, quantization: str, allowed: float
-) -> None:
-    reference = random_eagle3(HIDDEN, VOCAB)
-    path = reference.write(tmp_path / "e.gguf", tiny_deep_model, quantization=quantization)
-    head = Eagle3Head(path, target, ranks=3, n_threads=1)
-    pairs = head.cells(16)
-    rows = evaluated(
-        pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5]
-    )
-    states, _ = expected(reference, tiny_deep_model, ancestors())
-    assert rows.logits is None
-    assert rows.tokens.shape == (6, 3)
-    assert 0.0 < np.sqrt(((rows.states - states) ** 2).mean()) < allowed
-    pairs.close()
-    head.close()
-
-
 def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Path) -> None:
     """As for Llama 3.3 70B: the head's states are of another size, and it has embeddings of its
     own."""
@@ -257,20 +232,6 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
             PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"
         ):
             Eagle3Head(borrowing, target, ranks=3, n_threads=1)
-
-
-@pytest.mark.parametrize("token", [-1, VOCAB])
-def test_tokens_outside_the_vocabulary_are_refused(
-    target: Model, tiny_deep_model: Path, tmp_path: Path, token: int
-) -> None:
-    path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model)
-    head = Eagle3Head(path, target, ranks=3, n_threads=1)
-    pairs = head.cells(16)
-    places = [0], [0], 0, np.ones((1, 1), bool)
-    with pytest.raises(OptionError, match="outside the 320 tokens"):
-        pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), places)
-    pairs.close()
-    head.close()
 
 
 IDS = np.arange(48, dtype=np.int64)
@@ -344,10 +305,3 @@ def test_heads_for_other_vocabularies_are_refused(
             PairError, match=r"300 tokens|of its tokens are others, the first one token"
         ):
             Eagle3Head(path, target, ranks=3, n_threads=1)
-
-
-def test_targets_without_layer_inputs_are_refused(tiny_deep_model: Path, tmp_path: Path) -> None:
-    path = as_architecture(tiny_deep_model, tmp_path / "xverse.gguf", "xverse")
-    head = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", path)
-    with Model(path) as target, pytest.raises(UnsupportedModelError, match="of xverse models"):
-        Eagle3Head(head, target, ranks=3, n_threads=1)

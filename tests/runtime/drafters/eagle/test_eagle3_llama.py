@@ -67,7 +67,7 @@ def test_a_round_is_llama_cpps_own(
     n = len(TEXT) - 1
     states, logits = theirs.decode(TEXT[1:], theirs.encode(features)[:n], 0)
     places = range(n), range(n), 0, np.tri(n, dtype=bool)
-    rows = cells.evaluate_features(TEXT[1:], features[:n], places)
+    rows = cells.evaluate(TEXT[1:], features[:n], places, real=True)
     compare(rows, states, logits)
     for drafted in ([20, 21], [30, 31]):
         state, row = rows.states[-1:], states[-1:]

@@ -31,6 +31,7 @@ from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_round
 from specrun.runtime.trees import (
     Child,
     DraftTree,
+    DynamicShape,
     Propose,
     TreeBuilder,
     TreeSampling,
@@ -73,7 +74,9 @@ class FollowingHead(PairChainByDepth):
     taps: tuple[int, ...] = ()
     whole_rows: bool = True
 
-    def evaluate(self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces) -> EagleRows:
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, places: RowPlaces, **_: object
+    ) -> EagleRows:
         positions, cells, sees = whole_places(places)
         texts = [[*decoded(state), token] for state, token in zip(states, tokens, strict=True)]
         self.texts |= dict(zip(cells.tolist(), texts, strict=True))
@@ -94,8 +97,6 @@ class FollowingHead(PairChainByDepth):
         return EagleRows(
             predicted, ranked.astype(np.int32), np.take_along_axis(logits, ranked, 1), logits
         )
-
-    evaluate_features = evaluate
 
     def close(self) -> None:
         pass
@@ -133,10 +134,11 @@ class StatefulTarget(TableTarget):
 def emitted(
     table: LawTable,
     drafts: LawTable,
-    shape: str,
+    shape: str | DynamicShape,
     sampling: TreeSampling,
     length: int,
     rule: Rule,
+    p_min: float = 0.0,
 ) -> dict[tuple[int, ...], float]:
     """The exact law of an answer, the drafter keeping its pairs from round to round, the prompt's
     learnt first."""
@@ -144,7 +146,8 @@ def emitted(
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tokens = list(PROMPT)
         head = FollowingHead(drafts)
-        drafter = eagle_drafter(head, parse_topology(shape), sampling=sampling)  # type: ignore[arg-type]
+        grown = parse_topology(shape) if isinstance(shape, str) else shape
+        drafter = eagle_drafter(head, grown, sampling, p_min)
         drafter.begin(tokens)
         texts = [tokens[: place + 1] for place in range(len(tokens) - 1)]
         drafter.learn_prompt(0, StatefulRows([drafts(text) for text in texts], texts), len(texts))
@@ -159,11 +162,17 @@ def emitted(
     return enumerate_law(program)  # type: ignore[return-value]
 
 
-def bias(shape: str, sampling: TreeSampling, seed: int, length: int, zeros: float = 0.2) -> float:
+def bias(
+    shape: str | DynamicShape,
+    sampling: TreeSampling,
+    seed: int,
+    length: int,
+    zeros: float = 0.2,
+    p_min: float = 0.0,
+) -> float:
     table, drafts = LawTable(SIZE, seed, zeros), LawTable(SIZE, seed + 100, zeros)
-    return largest_error(
-        emitted(table, drafts, shape, sampling, length, ExactRule()), table, length
-    )
+    found = emitted(table, drafts, shape, sampling, length, ExactRule(), p_min)
+    return largest_error(found, table, length)
 
 
 @pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
@@ -179,11 +188,19 @@ def bias(shape: str, sampling: TreeSampling, seed: int, length: int, zeros: floa
         ("0 1 2 00 01 10", 2),
     ],
 )
-@pytest.mark.parametrize("seed", range(2))
-def test_static_trees_give_the_targets_law(
-    sampling: TreeSampling, shape: str, length: int, seed: int
-) -> None:
-    assert bias(shape, sampling, seed, length) < TOLERANCE
+def test_static_trees_give_the_targets_law(sampling: TreeSampling, shape: str, length: int) -> None:
+    assert bias(shape, sampling, 0, length) < TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
+    assert bias(DynamicShape(3, 2, 6), "argmax", seed, 3) < TOLERANCE
+
+
+@pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
+@pytest.mark.parametrize("shape", ["1x1", "2x1"])
+def test_a_confidence_stop_keeps_the_targets_law(sampling: TreeSampling, shape: str) -> None:
+    assert bias(shape, sampling, 0, 3, p_min=0.5) < TOLERANCE
 
 
 def test_a_head_that_equals_its_target_is_always_accepted() -> None:
@@ -274,7 +291,9 @@ def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPat
     they see."""
     shipped: Callable[..., EagleRows] = FollowingHead.evaluate
     monkeypatch.setattr(
-        FollowingHead, "evaluate", lambda self, *given: swapped(shipped(self, *given))
+        FollowingHead,
+        "evaluate",
+        lambda self, *given, **named: swapped(shipped(self, *given, **named)),
     )
     with pytest.raises(AssertionError):
         bias("2x2x1", "argmax", 0, 4, zeros=0.0)

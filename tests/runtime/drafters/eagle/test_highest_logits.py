@@ -75,7 +75,7 @@ def test_drafts_and_laws_are_those_of_whole_rows(
     shape = parse_topology("3x2x2")
     highest, whole = (eagle_drafter(head.cells(200), shape, sampling=sampling) for _ in range(2))
     asked: list[int] = []
-    evaluate = highest.source.state._cells._evaluate
+    evaluate = highest.source.state._cells.evaluate
 
     def noted(*arguments, **named):  # type: ignore[no-untyped-def]
         asked.append(named["highest"])
@@ -83,7 +83,7 @@ def test_drafts_and_laws_are_those_of_whole_rows(
         assert (rows.logits is None) == (top_k % 2 == 0)
         return rows
 
-    highest.source.state._cells._evaluate = noted  # type: ignore[method-assign]
+    highest.source.state._cells.evaluate = noted  # type: ignore[method-assign]
     whole._most_highest = lambda _: 0  # type: ignore[method-assign]
     rng = np.random.default_rng(0)
     text = rng.integers(0, VOCAB, 2).tolist()

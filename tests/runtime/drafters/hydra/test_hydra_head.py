@@ -13,7 +13,6 @@ import pytest
 from specrun.bindings.errors import (
     MalformedFileError,
     OptionError,
-    PairError,
     SpecrunError,
     UnsupportedModelError,
 )
@@ -21,6 +20,7 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.hydra import HydraHead, PrefixCells
 
 torch = pytest.importorskip("torch")
+from support.tiny_dflash import token_matrices  # noqa: E402
 from support.tiny_hydra import TinyHydra, log_probs, random_hydra  # noqa: E402
 
 HIDDEN, VOCAB = 32, 320
@@ -44,13 +44,7 @@ def target(tiny_model: Path):
 @pytest.fixture(scope="module")
 def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     """The target's embedding and output matrices."""
-    from gguf import GGUFReader, quants
-
-    tensors = {
-        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
-        for tensor in GGUFReader(tiny_model).tensors
-    }
-    return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
+    return token_matrices(tiny_model)
 
 
 def opened(
@@ -137,32 +131,13 @@ def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
     few.close()
 
 
-@pytest.mark.parametrize(("quantization", "allowed"), [("F16", 0.01), ("Q8_0", 0.1), ("Q4_0", 1.0)])
-def test_quantized_heads_stay_near(
-    target: Model,
-    matrices: tuple[np.ndarray, np.ndarray],
-    tmp_path: Path,
-    quantization: str,
-    allowed: float,
-) -> None:
-    reference = random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True)
-    head = opened(reference, tmp_path / "h.gguf", target, quantization=quantization)
-    for paths in PATHS:
-        error = by_token(head, STATE, paths) - log_probs(reference, STATE, paths, *matrices)
-        assert 0.0 < np.sqrt((error**2).mean()) < allowed
-    with layer_of(head) as layer:
-        states = layer.evaluate(STATES[:20], 0, 0) - prefix_reference(reference, 20)
-    assert 0.0 < np.sqrt((states**2).mean()) < allowed
-    head.close()
-
-
 # -- the prefix layer ------------------------------------------------------------------------------
 
 
 def layer_of(head: HydraHead) -> closing[PrefixCells]:
     """A conversation's room in the layer, closed at the end of a `with` block."""
     assert head.prefix is not None
-    return closing(head.prefix.cells(600))
+    return closing(PrefixCells(head, head.prefix, 600))
 
 
 def prefix_reference(
@@ -237,11 +212,7 @@ def test_positions_matter(target: Model, tmp_path: Path) -> None:
     ("changes", "kind", "problem"),
     [
         ({"architecture": "medusa"}, UnsupportedModelError, "architecture medusa"),
-        ({"embedding_length": 64}, PairError, "64 numbers, and the target's have 32"),
-        ({"vocab_size": 300}, PairError, "300 tokens, and the target has 320"),
-        ({"vocabulary": "00" * 32}, PairError, "another vocabulary"),
         ({"head_count": 4}, MalformedFileError, "no tensor hydra.3.res.0.weight"),
-        ({"head_count": 0}, MalformedFileError, "0 as hydra.head_count"),
         ({"head_count": None}, MalformedFileError, "None as hydra.head_count"),
         ({"head_count": 33}, MalformedFileError, "33 as hydra.head_count"),
         ({"block_count": 3}, MalformedFileError, "no tensor hydra.0.res.2.weight"),

@@ -3,7 +3,6 @@ own."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,32 +99,29 @@ def pairs_of(spec: TinyNextN, tokens: list[int]) -> np.ndarray:
 # -- text ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(
     ("name", "expression"),
     [
         ("deep", "mtp"),
         ("one", "mtp(n=1)"),
         ("two", "mtp"),
-        ("windowed", "mtp"),
         ("alike", "mtp(n=5, p_min=0.2)"),
         ("alike", "mtp(depth=4, topk=3, nodes=7)"),
-        ("two", "mtp(tree=3x2)"),
         ("windowed", "mtp(topk=2, nodes=auto)"),
     ],
 )
 def test_the_text_is_plain_decodings_own(
-    files: dict[str, Path],
-    plain: Callable[..., list[int]],
-    name: str,
-    expression: str,
-    temperature: float,
+    files: dict[str, Path], plain: Callable[..., list[int]], name: str, expression: str
 ) -> None:
-    for seed in (1, 2):
-        params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-        result = answer(files[name], expression, params)
-        assert result.token_ids == plain(name, params)
-        assert result.stats.drafted > 0
+    penalties = {"repeat_penalty": 1.4, "presence_penalty": 0.3}
+    drafted = 0  # what pays is learnt: of small targets soon nothing does
+    with Runtime(files[name], drafter=expression, **F32) as runtime:
+        for temperature, extra in ((0.0, {}), (0.8, {}), (1.0, penalties)):
+            params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, seed=1, **extra)
+            result = runtime.generate(PROMPT, params, max_tokens=40)
+            assert result.token_ids == plain(name, params)
+            drafted += result.stats.drafted
+    assert drafted > 0
 
 
 def test_greedy_text_is_plain_decodings_own_when_drafts_are_drawn(
@@ -141,13 +137,6 @@ def test_blocks_that_are_like_the_trunk_draft_far_better_than_chance(
     the one before it."""
     assert (answer(files["alike"], "mtp(n=3)", GREEDY).stats.acceptance_rate or 0.0) > 0.3
     assert (answer(files["two"], "mtp(n=2)", GREEDY).stats.acceptance_rate or 0.0) > 0.1
-
-
-def test_penalties_see_the_drafted_path(
-    files: dict[str, Path], plain: Callable[..., list[int]]
-) -> None:
-    params = SamplingParams(temperature=0.7, repeat_penalty=1.4, presence_penalty=0.3, seed=4)
-    assert answer(files["alike"], "mtp(n=4)", params).token_ids == plain("alike", params)
 
 
 # -- drafts ----------------------------------------------------------------------------------------
@@ -313,9 +302,7 @@ def test_an_answer_may_fill_the_context(
     ("name", "options"),
     [
         ("one", "n=3"),
-        ("two", "n=2"),
         ("windowed", "n=2"),
-        ("alike", "n=3"),
         ("alike", "tree=2x2x1, sampling=without"),
         ("alike", "depth=4, topk=3, nodes=7"),
         ("two", "tree=3x2"),
@@ -365,22 +352,6 @@ def test_a_conversation_goes_on_from_what_is_cached(
         again = runtime.generate(PROMPT, GREEDY, max_tokens=12)
         assert again.token_ids == plain("alike", GREEDY, 12)
         assert runtime.generate(PROMPT, GREEDY, max_tokens=12).token_ids == again.token_ids
-
-
-def test_an_abandoned_answer_leaves_the_drafter_usable(
-    files: dict[str, Path], plain: Callable[..., list[int]]
-) -> None:
-    with Runtime(files["two"], drafter="mtp", **F32) as runtime:
-        for n_events in (1, 2, 5):
-            stream = runtime.stream(
-                PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20
-            )
-            for _ in range(n_events):
-                next(stream)
-            stream.close()
-            assert runtime.generate(PROMPT, GREEDY, max_tokens=20).token_ids == plain(
-                "two", GREEDY, 20
-            )
 
 
 def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path: Path) -> None:
@@ -469,12 +440,7 @@ def test_a_llama_is_refused_and_so_is_a_llama_file(
 
 
 @pytest.mark.parametrize(
-    "expression",
-    [
-        "ensemble(mtp(n=2), prompt-lookup)",
-        "relay(mtp@2, prompt-lookup)",
-        "relay(prompt-lookup@1, mtp)",
-    ],
+    "expression", ["ensemble(mtp(n=2), prompt-lookup)", "relay(prompt-lookup@1, mtp)"]
 )
 def test_combinators_let_blocks_see_their_states(
     files: dict[str, Path],
@@ -488,22 +454,6 @@ def test_combinators_let_blocks_see_their_states(
     result = answer(files["alike"], expression, params, 60)
     assert result.token_ids == plain("alike", params, 60)
     assert result.stats.drafted > 0
-
-
-def test_auto_lets_blocks_see_their_states(
-    files: dict[str, Path], plain: Callable[..., list[int]], tmp_path: Path
-) -> None:
-    """By given choices: its own depend on the clock."""
-    arms = "mtp(n=2), prompt-lookup"
-    params = SamplingParams(temperature=0.8, seed=5)
-    chosen = answer(files["alike"], f"auto({arms})", params, 60).stats.to_dict()
-    chosen["drafting"] |= {"choices": [[2, 2], [0, 9], [1, 9], [0, 40]], "depths": [], "asks": []}
-    log = tmp_path / "choices.json"
-    log.write_text(json.dumps(chosen))
-    result = answer(files["alike"], f"auto({arms}, replay={quoted(str(log))})", params, 60)
-    assert result.token_ids == plain("alike", params, 60)
-    assert result.stats.drafted > 50
-    assert result.stats.drafting["arms"][0]["rounds"] > 20
 
 
 def test_bare_auto_considers_the_targets_own_blocks(

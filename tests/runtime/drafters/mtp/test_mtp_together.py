@@ -55,21 +55,19 @@ def answers(
     return texts, accepted, load.drafting_texts / max(1, load.draft_evaluations)
 
 
-@pytest.mark.parametrize("params", [GREEDY, PENALISED], ids=["greedy", "penalised"])
 @pytest.mark.parametrize(
-    ("name", "drafter"),
+    ("name", "drafter", "params"),
     [
-        ("one", "mtp(n=4)"),
-        ("one", "mtp(n=4, sampling=with)"),
-        ("one", "mtp(n=5, p_min=0.1)"),
-        ("one", "mtp(tree=2x2x1, sampling=without)"),
-        ("one", "mtp(depth=4, topk=3, nodes=7)"),
-        ("two", "mtp(n=2)"),
-        ("two", "mtp(tree=3x2)"),
-        ("windowed", "mtp(n=2, sampling=with)"),
-        ("glm4moe", "mtp(n=3)"),
-        ("qwen35", "mtp(n=4)"),
-        ("qwen35", "mtp(n=3, sampling=with)"),
+        ("one", "mtp(n=4)", GREEDY),
+        ("one", "mtp(n=4, sampling=with)", PENALISED),
+        ("one", "mtp(n=5, p_min=0.1)", PENALISED),
+        ("one", "mtp(tree=2x2x1, sampling=without)", PENALISED),
+        ("one", "mtp(depth=4, topk=3, nodes=7)", PENALISED),
+        ("two", "mtp(tree=3x2)", GREEDY),
+        ("windowed", "mtp(n=2, sampling=with)", PENALISED),
+        ("glm4moe", "mtp(n=3)", PENALISED),
+        ("qwen35", "mtp(n=4)", GREEDY),
+        ("qwen35", "mtp(n=3, sampling=with)", PENALISED),
     ],
 )
 def test_texts_and_drafts_are_those_of_each_alone(
@@ -120,6 +118,6 @@ def test_an_answer_that_ends_in_the_middle_of_a_draft_leaves_nothing(
             for stream in endless:
                 stream.cancel()
         again = engine.generate_many(PROMPTS, DRAWN, max_tokens=LENGTH)
-        contexts = [each for each in engine._schedule.shared.meeting._joint if each.asking]
+        contexts = [each for each in engine._schedule.shared.meeting.joint if each.asking]
     assert [each.token_ids for each in again] == [each.token_ids for each in wanted]
     assert contexts == []
