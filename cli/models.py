@@ -78,17 +78,15 @@ def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
     ]
     total = bytes_text(sum(entry.n_bytes for entry in entries))
     title = f"{len(entries)} model{'s' * (len(entries) > 1)}, {total}"
-    stores = [entry.model.store for entry in entries]
-    rows = [_row(entry) for entry in entries]
+    rows = [
+        (f"{number}", *_row(entry), by)
+        for number, (entry, by) in enumerate(zip(entries, drafters, strict=True), 1)
+    ]
     if terminal.answers_on_screen:
-        _print_framed(terminal, title, rows, stores, drafters)
+        _print_framed(terminal, title, rows)
     else:
         head = ("", "name", "in", "size", "model", "type", "use", "drafters")
-        lines = [
-            (f"{number}", row[0], store, *row[1:], by)
-            for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1)
-        ]
-        print_table(terminal, title, head, lines)
+        print_table(terminal, title, head, rows)
     if any(drafters):
         terminal.note(
             "drafters: models that could draft for it, by number; `specrun tune` measures"
@@ -96,24 +94,18 @@ def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
 
 
 def _row(entry: ModelEntry) -> tuple[str, ...]:
-    """Return name, size, model, type and use: chat needs a template, heads draft."""
+    """Return name, store, size, model, type and use: chat needs a template, heads draft."""
     weights = "" if entry.n_parameters is None else count_text(entry.n_parameters)
     model = f"{entry.architecture or '?'} {weights}".strip()
-    size = bytes_text(entry.n_bytes)
+    facts = (entry.model.name, entry.model.store, bytes_text(entry.n_bytes), model)
     if entry.problem is not None:
-        return entry.model.name, size, model, "damaged", ""
+        return *facts, "damaged", ""
     use = "chat" if entry.chat_template else "text"
     use = use if entry.method is None else "head"
-    return entry.model.name, size, model, entry.quantization or "?", use
+    return *facts, entry.quantization or "?", use
 
 
-def _print_framed(
-    terminal: Terminal,
-    title: str,
-    rows: Sequence[Sequence[str]],
-    stores: Sequence[str],
-    drafters: Sequence[str],
-) -> None:
+def _print_framed(terminal: Terminal, title: str, rows: Sequence[Sequence[str]]) -> None:
     """Print the models below the names of their stores; only long names are broken."""
     from rich.console import Console
     from rich.table import Table
@@ -126,14 +118,14 @@ def _print_framed(
     for head in ("size", "model", "type", "use"):
         table.add_column(head, justify="right" if head == "size" else "left", no_wrap=True)
     before = None
-    for number, (row, store, by) in enumerate(zip(rows, stores, drafters, strict=True), 1):
+    for number, called, store, *cells, by in rows:
         if store != before:
             table.add_row("", Text(one_line(store), style="bold cyan"))
             before = store
-        name = Text(one_line(row[0]))
+        name = Text(one_line(called))
         if by:
             name.append(f"\ndrafters: {by}", style="dim")
-        table.add_row(f"{number}", name, *(Text(one_line(cell)) for cell in row[1:]))
+        table.add_row(number, name, *(Text(one_line(cell)) for cell in cells))
     Console(no_color=not terminal.color_answers, highlight=False).print(table)
 
 
