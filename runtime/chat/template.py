@@ -189,8 +189,17 @@ class ChatTemplate:
             values.setdefault("functions", json.dumps([*map(dict, tools)], indent=2))
         if "datetime" in self.names:
             values.setdefault("datetime", _strftime_now("%b %d %Y"))
+        parts: list[str] = []
+        size = 0
         try:
-            return self._collect(values)
+            with self._environment.rendering(values):
+                for part in self._template.generate(**values):
+                    size += len(part)
+                    if size > _MAX_OUTPUT:
+                        problem = f"wrote over {_MAX_OUTPUT} characters"
+                        raise TemplateError(f"the chat template {problem}")
+                    parts.append(part)
+            return "".join(parts)
         except TemplateError:
             raise
         except SecurityError as error:
@@ -200,17 +209,6 @@ class ChatTemplate:
         except Exception as error:  # a template may raise whatever Python can
             what = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
             raise RefusedError(f"the chat template failed: {what}") from error
-
-    def _collect(self, values: dict[str, Any]) -> str:
-        parts: list[str] = []
-        size = 0
-        with self._environment.rendering(values):
-            for part in self._template.generate(**values):
-                size += len(part)
-                if size > _MAX_OUTPUT:
-                    raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
-                parts.append(part)
-        return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,6 @@ LEAST_CTX = 4096
 _MOST_WAYS = 3
 _QUANTIZED, _LAYERS = "-ctk q8_0 -ctv q8_0", "-ngl {0.n_gpu_layers}"
 
-_Count = Callable[[int, int, int], MemoryPlan]
-"""Counts a plan of so much context, layers of the target on devices, and of drafts."""
-
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -57,11 +54,18 @@ def choose_plan(request: PlanRequest, wish: Wish, counts: MemoryCounts) -> Memor
         wanted = -1 if layers >= n_layers else layers
         return count_plan(request, PlanSettings(n_ctx, wanted, drafts), counts)
 
+    def most_layers(drafts: int) -> int:
+        def fits(layers: int) -> bool:
+            return not count(least, layers, drafts).excess_on_devices
+
+        # A card with every layer needs no room to take weights over: the last step may be free.
+        return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
+
     best: MemoryPlan | None = None
     given = wish.n_gpu_layers_draft
     for drafts in ([-1, 0] if request.has_drafts else [-1]) if given is None else [given]:
         if wish.n_gpu_layers is None:
-            layers = _most_layers(least, n_layers, drafts, count)
+            layers = most_layers(drafts)
         else:
             layers = n_layers if wish.n_gpu_layers < 0 else wish.n_gpu_layers
         best = count(least, layers, drafts)
@@ -78,14 +82,6 @@ def choose_plan(request: PlanRequest, wish: Wish, counts: MemoryCounts) -> Memor
             longest = max(least, steps * STEP)
         best = count(longest, layers, drafts)
     return best
-
-
-def _most_layers(n_ctx: int, n_layers: int, drafts: int, count: _Count) -> int:
-    def fits(layers: int) -> bool:
-        return not count(n_ctx, layers, drafts).excess_on_devices
-
-    # A card that has every layer needs no room to take weights over, so the last step may be free.
-    return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
 
 
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
