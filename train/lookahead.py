@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -192,14 +192,12 @@ class PassRecipe(LookaheadRecipe):
     The folder of a run holds `lookahead_embeddings.safetensors` (`weight` [L, h]) and a config.
     """
 
-    kind: ClassVar[str] = "pass"
-    files_name: ClassVar[str] = EMBEDDINGS
-    changes_model: ClassVar[bool] = False
-    through_layers: ClassVar[str] = f"pass {_THROUGH_LAYERS}"
-
-    def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return the paper's rate for embeddings, 0.01."""
-        return TrainingDefaults(learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0)
+    kind = "pass"
+    files_name = EMBEDDINGS
+    changes_model = False
+    through_layers = f"pass {_THROUGH_LAYERS}"
+    # The paper's rate for embeddings.
+    usual = TrainingDefaults(learning_rate=1e-2, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
         self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
@@ -217,8 +215,9 @@ class SpaceRecipe(LookaheadRecipe):
     again, another one than the target, with the mask token as `space_mask.weight` [1, h].
     """
 
-    kind: ClassVar[str] = "space"
-    through_layers: ClassVar[str] = f"space {_THROUGH_LAYERS}"
+    kind = "space"
+    through_layers = f"space {_THROUGH_LAYERS}"
+    usual = TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)  # gently
 
     mask_weight: float = 1.0
     mask_rate: float = 20.0
@@ -227,10 +226,6 @@ class SpaceRecipe(LookaheadRecipe):
         LookaheadRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.mask_weight <= 0 or self.mask_rate <= 0:
             raise OptionError("the weight and the rate of masks: give numbers above 0")
-
-    def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return a rate that changes a trained model gently."""
-        return TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
         self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
@@ -249,11 +244,10 @@ class LookaheadLearner(HeadLearner):
         self.embeddings = LookaheadEmbeddings(
             model.embedding.detach(), recipe.count, shared=recipe.changes_model
         )
-        module = self._trained()
+        module: nn.Module = self.embeddings
+        if recipe.changes_model:
+            module = nn.ModuleDict({"model": model.module, "mask": module})
         super().__init__(module, model.matrices, ModelFeatures(model), recipe.count)
-
-    def _trained(self) -> nn.Module:
-        return self.embeddings
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of all positions together: they share the layers' activations."""
@@ -284,7 +278,7 @@ class LookaheadLearner(HeadLearner):
             there[inside] = deep[inside.nonzero()[:, 0], places[inside]]
             there &= chosen
             if there.any():
-                logits = self._logits(states[:, :, index][there])
+                logits = self._target.logits(states[:, :, index][there])
                 weight = self.recipe.decay**index
                 # Text by text and place by place, as the logits come.
                 rows = there.nonzero()[:, 0]
@@ -292,14 +286,11 @@ class LookaheadLearner(HeadLearner):
                 losses.append(weight * loss)
         return sum(losses[1:], losses[0])
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return self._target.logits(states)
-
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:
         """Yield each position's best tokens, of groups behind the marks `start`."""
         states = self._states_at(batch, start)
         for index in range(self.recipe.count):
-            yield best_tokens(self._logits(states[:, index]))
+            yield best_tokens(self._target.logits(states[:, index]))
 
     def _states_at(self, batch: TokenBatch, start: Tensor) -> Tensor:
         """Return the states [P, L, h] of groups behind the P marks [B, n]."""
@@ -323,10 +314,8 @@ class SpaceLearner(LookaheadLearner):
     ) -> None:
         model.module.requires_grad_(True)
         super().__init__(recipe, model)
+        self._target = replace(self._target, output=model.output)  # with its gradients
         self._space, self._former = recipe, former
-
-    def _trained(self) -> nn.Module:
-        return nn.ModuleDict({"model": self._model.module, "mask": self.embeddings})
 
     def groups(self) -> list[ParameterGroup]:
         """Return the model and the mask, which is new and learns faster."""
@@ -343,13 +332,10 @@ class SpaceLearner(LookaheadLearner):
         lesson = Lesson(batch) if self._former is None else self._former.lesson(batch)
         # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
-        own = lesson.loss(self._logits(rows_at(states, marks)), marks, 0)
+        own = lesson.loss(self._target.logits(rows_at(states, marks)), marks, 0)
         masks = self._positions_loss(batch, cache, lesson, noise)
         whole = own if masks is None else own + self._space.mask_weight * masks
         yield LossPart("model and masks", whole, own.item())
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return self._model.logits(states)  # with gradients of the output matrix
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return how well masks predict the model as it is now, and its own tokens' loss."""

@@ -91,6 +91,7 @@ class MedusaRecipe(HeadRecipe):
 
     kind = "medusa"
     files_name = "medusa_lm_head.safetensors"
+    usual = TrainingDefaults(learning_rate=1e-3, betas=(0.9, 0.999), clip_norm=1.0)  # the paper's
 
     def __post_init__(self) -> None:
         if not 1 <= self.heads <= 32:
@@ -99,10 +100,6 @@ class MedusaRecipe(HeadRecipe):
             raise OptionError(f"{self.layers} residual blocks a head: give 1 to 16")
         if not 0 < self.decay <= 1:
             raise OptionError(f"a decay of {self.decay:g}: give a number above 0, at most 1")
-
-    def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return the paper's rate."""
-        return TrainingDefaults(learning_rate=1e-3, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -197,6 +194,8 @@ class Medusa2Recipe(ModelRecipe):
     heads_alone: float = 0.1
 
     kind = "medusa-2"
+    # A rate that changes a trained model gently; the paper's are of adapters.
+    usual = TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
     through_layers = "Medusa-2 trains the target itself"
 
     def __post_init__(self) -> None:
@@ -210,10 +209,6 @@ class Medusa2Recipe(ModelRecipe):
             raise OptionError(
                 f"heads alone for {self.heads_alone:g} of the steps: give 0 to below 1"
             )
-
-    def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return rates that change a trained model gently; the paper's are of adapters."""
-        return TrainingDefaults(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=1.0)
 
     @property
     def learns_earlier_law(self) -> bool:
@@ -274,10 +269,10 @@ class Medusa2Learner(Learner):
         self._model = model
         # The matrices share the model's memory: heads are measured against its present choices.
         self._inner = MedusaLearner(recipe.heads, shape, model.matrices, ModelFeatures(model))
-        self._former = former
+        self._former, self.heads = former, self._inner.heads
         self.first_joint_step = round(recipe.heads_alone * steps)
         model.module.requires_grad_(True)
-        self.module = nn.ModuleDict({"model": model.module, "medusa_head": self._inner.heads})
+        self.module = nn.ModuleDict({"model": model.module, "medusa_head": self.heads})
 
     def groups(self) -> list[ParameterGroup]:
         """Return the heads, and the model, which learns more slowly and begins later."""
@@ -313,8 +308,3 @@ class Medusa2Learner(Learner):
         """Return how well heads predict the model as it is now, and its own tokens' loss."""
         found = self._inner.measure(batches)
         return {**found, "model loss": text_loss(self._model, batches)}
-
-    @property
-    def heads(self) -> nn.Module:
-        """The heads."""
-        return self._inner.heads

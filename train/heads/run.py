@@ -109,9 +109,12 @@ class TargetRecipe(ABC):
     changes_model: ClassVar[bool] = False
     """Whether the model learns too: the folder of a run is then a whole model again."""
 
-    @abstractmethod
+    usual: ClassVar[TrainingDefaults]
+    """How such heads are trained, whatever their size and settings."""
+
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return how such heads are trained."""
+        """Return how such heads are trained for a target of this size."""
+        return self.usual
 
     @abstractmethod
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:

@@ -291,11 +291,14 @@ class OnlineTraining(Training[OnlineReport]):
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
         """Return the facts that a resumed run must share: loss, texts, distributions, drafter."""
+        laws = hashlib.sha256()
+        for answer in self._buffer:
+            laws.update(answer.ids.tobytes() + answer.log_probs.tobytes())
         return {
             "kind": "online drafter",
             "divergence": self.recipe.divergence,
             "data": corpus.digest[:16],
-            "laws": _laws_digest(self._buffer),
+            "laws": laws.hexdigest()[:16],
             "drafter": source_digest(self.recipe.draft),
         }
 
@@ -356,13 +359,6 @@ def _check_vocabulary(draft: Path, key: BufferKey) -> None:
             f"{draft} has another vocabulary ({size} tokens) than {key.name} ({key.n_tokens}), "
             "whose rejected drafts these are: give a drafter of the same family"
         )
-
-
-def _laws_digest(buffer: RejectionBuffer) -> str:
-    found = hashlib.sha256()
-    for answer in buffer:
-        found.update(answer.ids.tobytes() + answer.log_probs.tobytes())
-    return found.hexdigest()[:16]
 
 
 def _card(recipe: OnlineRecipe, run: TrainingRun, report: OnlineReport, key: BufferKey) -> str:

@@ -247,7 +247,7 @@ class TorchAnswerer:
         waiting = [
             each
             for start in range(0, len(asked), most)
-            for each in sorted(asked[start : start + most], key=_prompt_length)
+            for each in sorted(asked[start : start + most], key=_length)
         ]
         while waiting:
             batch = waiting[: min(most, self._rows(waiting))]
@@ -317,6 +317,5 @@ class TorchAnswerer:
         return Said(answer, self._tokens.text(answer[: len(answer) - is_whole]), is_whole)
 
 
-def _prompt_length(each: tuple[int, Question]) -> tuple[int, int]:
-    number, question = each
-    return len(question.prompt), number
+def _length(each: tuple[int, Question]) -> tuple[int, int]:
+    return len(each[1].prompt), each[0]
