@@ -300,16 +300,15 @@ class ConsistencyTraining(Training[ConsistencyReport]):
     The data's prompts are its own; answers of the data are not read.
     """
 
+    # The paper's rate, for models of 7B; narrower ones bear more.
+    usual = TrainingDefaults(learning_rate=2e-5, betas=(0.9, 0.999), clip_norm=1.0)
+
     def __init__(
         self, recipe: ConsistencyRecipe, run: TrainingRun, listener: RunListener | None
     ) -> None:
         super().__init__(run, listener, (run.target,))
         self.recipe = recipe
         self._shape, self._tokenizer = target_shape(run.target), TargetTokenizer(run.target)
-
-    def defaults(self) -> TrainingDefaults:
-        """Return the paper's rate, for models of 7B; narrower ones bear more."""
-        return TrainingDefaults(learning_rate=2e-5, betas=(0.9, 0.999), clip_norm=1.0)
 
     def texts(self) -> TokenCorpus:
         """Return the target's answers by Jacobi decoding; raises ModelError without prompts."""

@@ -104,6 +104,9 @@ class DrafterTraining(Training[DrafterReport]):
     target's.
     """
 
+    # DistillSpec's rate, of its larger drafters.
+    usual = TrainingDefaults(learning_rate=3e-4, clip_norm=1.0)
+
     def __init__(
         self, recipe: DrafterRecipe, run: TrainingRun, listener: RunListener | None
     ) -> None:
@@ -112,10 +115,6 @@ class DrafterTraining(Training[DrafterReport]):
         self._vocabulary = folder_vocabulary(run.target)
         self._n_shared = check_same_vocabulary(self._vocabulary, folder_vocabulary(recipe.draft))
         self._tokenizer = TargetTokenizer(run.target)
-
-    def defaults(self) -> TrainingDefaults:
-        """Return DistillSpec's rate, of its larger drafters."""
-        return TrainingDefaults(learning_rate=3e-4, clip_norm=1.0)
 
     def texts(self) -> TokenCorpus:
         """Return the data's texts, with answers of the target's own as far as these are wanted."""

@@ -140,7 +140,27 @@ class OptimizerStep:
 
         Raises SpecrunError if a loss or the gradient is not a number.
         """
-        values = self._add_up(batch.to(self._learner.device), step)
+        device, precision = self._learner.device, self._settings.precision
+        noise = torch.Generator(device=device)
+        # By the step: a resumed run draws the numbers of an uninterrupted one.
+        noise.manual_seed(self._settings.seed * 1_000_003 + step)
+        self.drop_gradients()
+        values: PartValues = {}
+        parts = self._learner.losses(batch.to(device), noise, step)
+        while True:
+            # The generator computes the loss within `next`; gradients are taken outside of
+            # autocast, as torch requires it.
+            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+                part = next(parts, None)
+            if part is None:
+                break
+            value = float(part.value.detach())
+            if not math.isfinite(value):
+                raise not_a_number("loss", step + 1, value, self._kept())
+            # Before the next part is computed, so that one part's activations are in memory at a
+            # time.
+            part.value.backward()  # type: ignore[no-untyped-call]
+            values[part.name] = (value, part.plain)
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm))
         if not math.isfinite(norm):
             raise not_a_number("gradient", step + 1, norm, self._kept())
@@ -168,29 +188,6 @@ class OptimizerStep:
         """Continue from a checkpoint with the contents of `state`."""
         for name, (optimizer, _) in self._optimizers.items():
             optimizer.load_state_dict(state[name])
-
-    def _add_up(self, batch: TokenBatch, step: int) -> PartValues:
-        device, precision = self._learner.device, self._settings.precision
-        noise = torch.Generator(device=device)
-        # By the step: a resumed run draws the numbers of an uninterrupted one.
-        noise.manual_seed(self._settings.seed * 1_000_003 + step)
-        self.drop_gradients()
-        values: PartValues = {}
-        parts = self._learner.losses(batch, noise, step)
-        while True:
-            # The generator computes the loss within `next`; gradients are taken outside of
-            # autocast, as torch requires it.
-            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                part = next(parts, None)
-            if part is None:
-                return values
-            value = float(part.value.detach())
-            if not math.isfinite(value):
-                raise not_a_number("loss", step + 1, value, self._kept())
-            # Before the next part is computed, so that one part's activations are in memory at a
-            # time.
-            part.value.backward()  # type: ignore[no-untyped-call]
-            values[part.name] = (value, part.plain)
 
 
 def _own_groups(groups: list[ParameterGroup]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -117,6 +117,9 @@ class Training(ABC, Generic[Report_co]):
     resumed run goes on in the precision of its checkpoint.
     """
 
+    usual: ClassVar[TrainingDefaults]
+    """How such models are trained, if that is the same for all."""
+
     def __init__(
         self,
         run: TrainingRun,
@@ -139,9 +142,9 @@ class Training(ABC, Generic[Report_co]):
     def texts(self) -> TokenCorpus:
         """Return the texts to learn, answered if they are to be: may take hours."""
 
-    @abstractmethod
     def defaults(self) -> TrainingDefaults:
         """Return how such models are trained."""
+        return self.usual
 
     @abstractmethod
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
