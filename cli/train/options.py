@@ -51,15 +51,6 @@ _FIELDS = {
 """Fields of runs and recipes by the option that gives them, if the names differ."""
 
 
-def _target_option(kind: str, *, required: bool) -> Decorator:
-    """Return --target, which takes a DIR or a MODEL."""
-    if kind == "DIR":
-        help = "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json)."
-        return DATA.option("--target DIR", help, PATH, required=required)
-    help = "The target: a GGUF file, a name of `specrun models`, or a Hugging Face folder."
-    return DATA.model("--target MODEL", help, MODEL_OR_FOLDER, required=required)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """Options of the output: the folder, GGUF, picture, and --json."""
@@ -91,10 +82,15 @@ def named_fields(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click pa
 
 def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Decorator:
     """Return the options of target and data; some commands check themselves which they need."""
+    help = "The target: a GGUF file, a name of `specrun models`, or a Hugging Face folder."
+    target_option = DATA.model("--target MODEL", help, MODEL_OR_FOLDER, required=needs_target)
+    if target == "DIR":
+        help = "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json)."
+        target_option = DATA.option("--target DIR", help, PATH, required=needs_target)
     return option_group(
         "source",
         _source,
-        _target_option(target, required=needs_target),
+        target_option,
         DATA.option(
             "--data",
             "The training data: a text, or JSON Lines or an array of texts, prompts with "

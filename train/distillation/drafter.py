@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -260,41 +260,31 @@ def drafter_memory(
     target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
 ) -> MemoryNeed:
     """Return the memory of the widest step, if every position of a batch is an answer's."""
-    teacher, learner = (_Sizes.of(read_config(folder)) for folder in (target, draft))
-    vocab_size = max(teacher.vocab_size, learner.vocab_size)
-    passing = _HIDDEN_IN_PASSING * teacher.hidden + _FEED_FORWARD_IN_PASSING * teacher.feed_forward
-    kept = _HIDDEN_PER_LAYER * learner.hidden + _FEED_FORWARD_PER_LAYER * learner.feed_forward
+    target_vocab, target_layers, hidden, inner = _sizes(target)
+    passing = _HIDDEN_IN_PASSING * hidden + _FEED_FORWARD_IN_PASSING * inner
     # The target's keys and values are kept while it writes answers; other passes do without.
-    per_target_position = passing + 2 * teacher.layers * teacher.hidden
+    per_target_position = passing + 2 * target_layers * hidden
     target_numbers = checkpoint_size(target) + tokens_per_batch * per_target_position
+    vocab, layers, hidden, inner = _sizes(draft)
+    kept = _HIDDEN_PER_LAYER * hidden + _FEED_FORWARD_PER_LAYER * inner
+    rows = tokens_per_batch * max(target_vocab, vocab)
     parts = {
         "target": target_numbers * target_dtype.itemsize,
         # Itself, its gradient, and the two averages of AdamW.
         "drafter and optimizer": checkpoint_size(draft) * _FLOAT * 4,
-        "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
-        "activations": tokens_per_batch * learner.layers * kept * _FLOAT,
+        "laws": rows * _FLOAT * _ROWS_PER_POSITION,
+        "activations": tokens_per_batch * layers * kept * _FLOAT,
     }
     return MemoryNeed(parts, dict.fromkeys(parts, "lower --batch-tokens, or use smaller models"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Sizes of a model in config.json; missing ones are 0."""
-
-    vocab_size: int
-    layers: int
-    hidden: int
-    feed_forward: int
-
-    @staticmethod
-    def of(config: Mapping[str, object]) -> _Sizes:
-        def size(name: str) -> int:
-            value = config.get(name)
-            return value if isinstance(value, int) else 0
-
-        hidden = size("hidden_size")
-        inner = size("intermediate_size") or 4 * hidden
-        return _Sizes(size("vocab_size"), size("num_hidden_layers"), hidden, inner)
+def _sizes(folder: Path) -> tuple[int, int, int, int]:
+    """Return vocabulary, layers, width and feed-forward by a config.json; missing ones are 0."""
+    config = read_config(folder)
+    names = ("vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size")
+    found = (config.get(name) for name in names)
+    vocab, layers, hidden, inner = (size if isinstance(size, int) else 0 for size in found)
+    return vocab, layers, hidden, inner or 4 * hidden
 
 
 # == The model card ================================================================================
