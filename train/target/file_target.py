@@ -13,7 +13,6 @@ from torch import Tensor
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.models.model import Model
@@ -218,20 +217,3 @@ def check_file_target(path: Path) -> None:
             raise UnsupportedModelError(
                 f"{path} is no left-to-right decoder ({header.architecture}): nothing drafts for it"
             )
-
-
-def check_taps(path: Path) -> None:
-    """Raise UnsupportedModelError unless llama.cpp hands out the inputs of a file's layers."""
-    architecture = read_header(path).architecture
-    if architecture not in LAYER_INPUT_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{path} is a {architecture} model, whose layer inputs llama.cpp does not hand out, "
-            "and EAGLE-3 reads them: train eagle, medusa or hydra, which read its final states"
-        )
-
-
-def expert_count(path: Path) -> int:
-    """Return how many experts a layer has, 0 if it has none."""
-    header = read_header(path)
-    count = header.metadata.get(f"{header.architecture}.expert_count")
-    return count if isinstance(count, int) else 0

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource
 from specrun.runtime.memory import resolve_gpu_layers
@@ -25,9 +27,7 @@ from specrun.train.target.file_target import (
     TeacherFeatures,
     check_file_target,
     check_matrices,
-    check_taps,
     check_teacher,
-    expert_count,
     teacher_matrices,
 )
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
@@ -160,8 +160,10 @@ class FileTarget(HeadTarget):
         n_threads: int = 0,
     ) -> None:
         self.path, self.shape, self.tokens, self._device = path, shape, tokens, device
-        experts = expert_count(path)
-        if experts:
+        header = read_header(path)
+        self._architecture = header.architecture
+        experts = header.metadata.get(f"{header.architecture}.expert_count")
+        if isinstance(experts, int) and experts:
             self.caution = (
                 f"{path.name} has {experts} experts a layer: every drafted token may read others, "
                 "so a head gains less than for a dense target"
@@ -171,8 +173,12 @@ class FileTarget(HeadTarget):
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
         """Raise UnsupportedModelError unless llama.cpp hands out layer inputs of this file."""
-        if taps:
-            check_taps(self.path)
+        if taps and self._architecture not in LAYER_INPUT_ARCHITECTURES:
+            raise UnsupportedModelError(
+                f"{self.path} is a {self._architecture} model, whose layer inputs llama.cpp does "
+                "not hand out, and EAGLE-3 reads them: train eagle, medusa or hydra, which read "
+                "its final states"
+            )
 
     def computed_in(self, precision: torch.dtype) -> str:
         """Return llama.cpp's name: its arithmetic does not depend on torch's."""
