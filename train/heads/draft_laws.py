@@ -45,7 +45,7 @@ def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
 
 
 class LawTokens:
-    """Some `count` of the places of tokens `drafted` (None: all): whose distributions are compared.
+    """`count` of the tokens `drafted` (None: all), by their places, to compare distributions among.
 
     Three quarters are the most frequent ones, the others are drawn at each step.
     """

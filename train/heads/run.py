@@ -365,7 +365,10 @@ class TargetTraining(Training[TrainingReport]):
         if corpus.measured_on_training:
             texts = "the training texts, too few to hold any out"
         measures = curves.measures[-1][1] if curves.measures else {}
-        method = method_of_head(kind)
+        method, commands = method_of_head(kind), list[str]()
+        if method is not None:  # a model has none
+            commands += ["specrun convert FOLDER --target TARGET.gguf -o head.gguf"]
+            commands += [f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"']
         return model_card(
             f"{kind} for {target}",
             tags=kind,
@@ -388,13 +391,7 @@ class TargetTraining(Training[TrainingReport]):
                     *table_lines("| | |", {name: f"{v:.3f}" for name, v in measures.items()}),
                 ],
             },
-            # None for models.
-            commands=()
-            if method is None
-            else (
-                "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
-                f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
-            ),
+            commands=commands,
         )
 
 
