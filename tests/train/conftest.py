@@ -36,3 +36,14 @@ def taught(one_thread, tmp_path_factory: pytest.TempPathFactory):
 
     folder: Path = tmp_path_factory.mktemp("taught")
     return write_taught(folder)
+
+
+@pytest.fixture(scope="package")
+def corpus(taught):
+    """The texts that it knows, all to be learnt."""
+    from specrun.train.data.corpus import encode_corpus
+    from specrun.train.data.documents import read_documents
+    from specrun.train.data.tokens import TargetTokenizer
+
+    documents = read_documents([taught.data])
+    return encode_corpus(documents, TargetTokenizer(taught.folder), max_length=64, held_out=0.0)

@@ -15,9 +15,7 @@ from specrun.bindings.errors import OptionError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.corpus import TokenCorpus, encode_corpus
-from specrun.train.data.documents import read_documents
-from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.data.corpus import TokenCorpus
 from specrun.train.heads.learner import FormerModel
 from specrun.train.lookahead import (
     LookaheadLearner,
@@ -33,13 +31,6 @@ from specrun.train.trainer import train
 
 CPU = torch.device("cpu")
 EVERYWHERE = 999
-
-
-@pytest.fixture
-def corpus(taught: Any) -> TokenCorpus:
-    return encode_corpus(
-        read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.0
-    )
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.corpus import TokenCorpus, encode_corpus
-from specrun.train.data.documents import read_documents
-from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.data.corpus import TokenCorpus
 from specrun.train.heads import HeadRun, Medusa2Recipe, MedusaRecipe
 from specrun.train.heads.learner import FormerModel
 from specrun.train.heads.medusa import Medusa2Learner
@@ -36,13 +34,6 @@ RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
 
 def joint_run(taught, output: Path, **changes) -> HeadRun:
     return head_run(taught, output, **{"learning_rate": 1e-2, **changes})
-
-
-@pytest.fixture
-def corpus(taught) -> TokenCorpus:
-    return encode_corpus(
-        read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.0
-    )
 
 
 def test_the_joint_loss_is_the_models_and_a_fifth_of_the_heads(taught, corpus: TokenCorpus) -> None:
