@@ -56,18 +56,21 @@ def available_cores() -> int:
     return find_processors().n_threads
 
 
-def find_processors(root: Path = Path("/")) -> Processors:
-    """Return the system's figures; `root` is the folder of /proc and /sys."""
+def find_processors() -> Processors:
+    """Return the system's figures."""
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
-        return Processors(len(usable), count_cores(usable, root), cpu_quota(root))
+        return Processors(len(usable), count_cores(usable), cpu_quota())
     logical = os.cpu_count() or 1
     # Without a topology, llama.cpp's guess: larger processors have two threads a core.
     return Processors(logical, _fast_cores() or (logical if logical <= 4 else logical // 2))
 
 
 def count_cores(usable: set[int], root: Path = Path("/")) -> int:
-    """Return on how many cores these logical processors lie: Linux's topology."""
+    """Return on how many cores these logical processors lie: Linux's topology.
+
+    `root` is the folder of /proc and /sys.
+    """
     # Intel's processors with two kinds of cores name the fast ones.
     fast = usable & _numbers(read_text(root / "sys/devices/cpu_core/cpus"))
     topology = root / "sys/devices/system/cpu"

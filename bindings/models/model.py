@@ -135,7 +135,10 @@ _watching: ContextVar[Progress | None] = ContextVar("watching", default=None)
 
 @contextmanager
 def watched_loading(report: Progress) -> Iterator[None]:
-    """Call `report` as `progress` of every model that is loaded in the block, in this thread."""
+    """Call `report` with 0.0..1.0 while models are loaded in the block, in this thread.
+
+    It may return False to stop the loading.
+    """
     before = _watching.set(report)
     try:
         yield
@@ -155,12 +158,11 @@ class Model:
     """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
 
     Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored if there is
-    none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `progress` is
-    called with 0.0..1.0 and may return False to stop loading; `vocab_only` loads the vocabulary
-    alone, for uses without evaluation; `load_nextn` loads the NextN blocks too, if the file has
-    any; `drafts` puts it on the devices of drafts (`placing`). A file that was not seen before
-    is tried in another process first (`trial`). Raises `FileMissingError`, `MalformedFileError`,
-    `ModelLoadError`, `OutOfMemoryError`.
+    none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `vocab_only`
+    loads the vocabulary alone, for uses without evaluation; `load_nextn` loads the NextN blocks
+    too, if the file has any; `drafts` puts it on the devices of drafts (`placing`). A file that was
+    not seen before is tried in another process first (`trial`). Raises `FileMissingError`,
+    `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
     """
 
     _only_counts = False
@@ -172,7 +174,6 @@ class Model:
         n_gpu_layers: int = 0,
         use_mmap: bool = True,
         use_mlock: bool = False,
-        progress: Progress | None = None,
         vocab_only: bool = False,
         load_nextn: bool = False,
         drafts: bool = False,
@@ -197,7 +198,7 @@ class Model:
         self.n_gpu_layers = placed.layers_offloaded(n_gpu_layers)
         """How many layers are on devices (-1: all)."""
         self.placed = placed if self.n_gpu_layers else placed.without_layers()
-        self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
+        self._handle = self._load(n_gpu_layers, use_mmap, use_mlock)
         # Read once: llama.cpp overwrites it when a context scales positions.
         self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
         vocabulary = self._native.llama_model_get_vocab(self._handle)
@@ -213,13 +214,7 @@ class Model:
             problem = f"{self.path} puts a token {missing} to every text, and has none"
             raise MalformedFileError(f"{problem}: convert the model again")
 
-    def _load(
-        self,
-        n_gpu_layers: int,
-        use_mmap: bool,
-        use_mlock: bool,
-        progress: Progress | None,
-    ) -> Any:  # noqa: ANN401 - a ctypes pointer
+    def _load(self, n_gpu_layers: int, use_mmap: bool, use_mlock: bool) -> Any:  # noqa: ANN401
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         self.placed.apply(params)
@@ -227,9 +222,8 @@ class Model:
         params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
         params.no_alloc = self._only_counts
-        watching = progress or (None if self._only_counts else _watching.get())
-        if watching is not None:
-            report = watching
+        report = None if self._only_counts else _watching.get()
+        if report is not None:
             params.progress_callback = self._native.llama_progress_callback(
                 lambda fraction, _data: bool(report(fraction))
             )

@@ -93,8 +93,8 @@ class _Checks:
         self._path, self._metadata = path, header.metadata
         self._prefix = f"{header.architecture}."
 
-    def _fail(self, problem: str, advice: str = _AGAIN) -> NoReturn:
-        raise MalformedFileError(f"{self._path} {problem}: {advice}")
+    def _fail(self, problem: str) -> NoReturn:
+        raise MalformedFileError(f"{self._path} {problem}: {_AGAIN}")
 
     def _value(self, name: str) -> MetadataValue | None:
         return self._metadata.get(self._prefix + name)

@@ -33,33 +33,28 @@ class _TypeTraits(ctypes.Structure):
 
 
 def quantize_rows(
-    rows: npt.NDArray[np.float32],
-    type_name: str,
-    *,
-    importance: npt.NDArray[np.float32] | None = None,
-    n_threads: int = 0,
+    rows: npt.NDArray[np.float32], type_name: str, *, n_threads: int = 0
 ) -> npt.NDArray[np.uint8]:
     """Return float32 rows [n, width] in a quantized type, as bytes [n, bytes of a row].
 
-    `importance`, float32 [width], weighs the errors of columns. Raises OptionError for a type that
-    weights are not stored in, a width its blocks do not divide, or one that needs importance;
-    MalformedFileError if the numbers cannot be stored (they are not finite, or too large).
+    Raises OptionError for a type that weights are not stored in, a width its blocks do not divide,
+    or one that needs an importance matrix; MalformedFileError if the numbers cannot be stored (they
+    are not finite, or too large).
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     n, width = rows.shape
     if type_name not in TENSOR_NUMBERS or width % BLOCK_SIZES[type_name]:
         raise OptionError(f"rows of {width} numbers cannot be stored as {type_name}")
-    if type_name in ALWAYS_WITH_IMPORTANCE and importance is None:
+    if type_name in ALWAYS_WITH_IMPORTANCE:
         raise OptionError(f"{type_name} needs an importance matrix")
     source = np.ascontiguousarray(rows, np.float32)
-    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     output = np.empty((n, stored_bytes((width,), type_name)), np.uint8)
     step = max(1, _CHUNK // width)
 
     def convert(start: int) -> bool:
         end = min(n, start + step)
-        return _quantize(source[start:end], output[start:end], TENSOR_NUMBERS[type_name], weights)
+        return _quantize(source[start:end], output[start:end], TENSOR_NUMBERS[type_name])
 
     with ThreadPoolExecutor(n_threads or available_cores()) as pool:
         sound = all(pool.map(convert, range(0, n, step)))
@@ -86,15 +81,10 @@ def dequantize_rows(
     return output
 
 
-def _quantize(
-    rows: npt.NDArray[np.float32],
-    output: npt.NDArray[np.uint8],
-    number: int,
-    weights: npt.NDArray[np.float32] | None,
-) -> bool:
-    first, address = 0, None if weights is None else weights.ctypes.data
+def _quantize(rows: npt.NDArray[np.float32], output: npt.NDArray[np.uint8], number: int) -> bool:
+    first, importance = 0, None
     ends = rows.ctypes.data, output.ctypes.data
-    call("ggml_quantize_chunk")(number, *ends, first, *rows.shape, address)
+    call("ggml_quantize_chunk")(number, *ends, first, *rows.shape, importance)
     return bool(call("ggml_validate_row_data")(number, output.ctypes.data, output.nbytes))
 
 

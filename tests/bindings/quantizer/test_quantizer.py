@@ -46,8 +46,8 @@ ERRORS = {
     "MXFP4": 0.127,
     "NVFP4": 0.104,
     "Q3_K": 0.16,
-    "IQ3_S": 0.151,
-    "IQ3_XXS": 0.202,
+    "IQ3_S": 0.18,
+    "IQ3_XXS": 0.235,
     "Q2_K": 0.295,
     "Q1_0": 0.66,
     "Q2_0": 0.79,
@@ -67,7 +67,7 @@ def test_every_tensor_type_has_an_expected_error():
 @pytest.mark.parametrize("kind", ERRORS)
 def test_every_type_round_trips_within_its_error(kind):
     rows = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
-    blocks = quantize_rows(rows, kind, importance=np.ones(256, np.float32), n_threads=2)
+    blocks = quantize_rows(rows, kind, n_threads=2)
     assert blocks.shape == (16, stored_bytes((256,), kind))
     error = float(np.sqrt(np.mean((dequantize_rows(blocks, kind, 256) - rows) ** 2)))
     assert error <= ERRORS[kind]
