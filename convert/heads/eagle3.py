@@ -21,8 +21,9 @@ models/eagle3 and peagle; deepseek-ai/DeepSpec, modeling/eagle3; llama.cpp, conv
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
@@ -67,21 +68,13 @@ _MASK = "mask_hidden"
 _MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorNames:
-    """The beginnings of names: `prefix` of all but the output matrix, `layers` of each layer."""
-
-    prefix: str
-    layers: Sequence[str]
-
-
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = _flat_config(checkpoint.config)
     _require_known(checkpoint, config)
-    names = _tensor_names(checkpoint)
-    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
-    config = as_stored(checkpoint, config, names.layers[0], hidden)
-    config = JsonObject({**config.values, "num_hidden_layers": len(names.layers)}, config.shown)
+    prefix, beginnings = _beginnings(checkpoint)
+    hidden, joined = matrix_shape(checkpoint, f"{prefix}fc.weight")
+    config = as_stored(checkpoint, config, beginnings[0], hidden)
+    config = JsonObject({**config.values, "num_hidden_layers": len(beginnings)}, config.shown)
     reads = config.count("target_hidden_size", target.hidden_size)
     layers = _target_layers(checkpoint.config, target, joined // reads)
     check_taps(checkpoint, target, layers, target.n_layers - 1, target.n_layers)
@@ -96,10 +89,10 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.count("eagle3.target_hidden_size", reads)
     metadata.flag("eagle3.norm_before_residual", _has_setting(config, "norm_before_residual"))
     there = checkpoint.tensors
-    all_normed = f"{names.prefix}input_norm.weight" in there
+    all_normed = f"{prefix}input_norm.weight" in there
     all_normed = all_normed or _has_setting(config, "norm_before_fc")
     metadata.flag("eagle3.norm_before_fc", all_normed)
-    each_normed = f"{names.prefix}fc_norm.0.weight" in there or _has_setting(config, "fc_norm")
+    each_normed = f"{prefix}fc_norm.0.weight" in there or _has_setting(config, "fc_norm")
     if each_normed:
         metadata.flag("eagle3.fc_norm", True)
     if _has_setting(config, "norm_output"):
@@ -107,11 +100,11 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.add(target.load_tokenizer())
     rules = [
         *llama3_factors(config),
-        *_ends(checkpoint, names, hidden, vocab_size, ids),
-        *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
-        *_parallel(checkpoint, names, joined, target, metadata),
+        *_ends(checkpoint, prefix, hidden, vocab_size, ids),
+        *_fusion(prefix, (hidden, joined), len(layers), all_normed, each_normed),
+        *_parallel(checkpoint, prefix, joined, target, metadata),
     ]
-    for number, beginning in enumerate(names.layers):
+    for number, beginning in enumerate(beginnings):
         rules += _layer(checkpoint, config, number, beginning)
     # A map to the same tokens is no map.
     left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
@@ -135,15 +128,18 @@ def _flat_config(config: JsonObject) -> JsonObject:
     return JsonObject({**config.values, **wrapped.values}, config.shown)
 
 
-def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
-    """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
+def _beginnings(checkpoint: Checkpoint) -> tuple[str, list[str]]:
+    """Return the beginning of all names but the output matrix's, and those of each layer's.
+
+    Raises MalformedFileError for no EAGLE-3 head.
+    """
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
             # No layer is passed over: those behind a gap are unknown tensors.
             more = [layer]
             while f"{prefix}layers.{len(more)}.input_layernorm.weight" in checkpoint.tensors:
                 more.append(f"{prefix}layers.{len(more)}.")
-            return _TensorNames(prefix, more)
+            return prefix, more
     raise checkpoint.malformed(
         "has no tensor midlayer.hidden_norm.weight or "
         "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
@@ -184,13 +180,13 @@ def _vocabulary_map(checkpoint: Checkpoint) -> str:
 
 
 def _ends(
-    checkpoint: Checkpoint, names: _TensorNames, hidden: int, vocab_size: int, ids: Array | None
+    checkpoint: Checkpoint, prefix: str, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
     """Yield embedding, last norm, output matrix and token map; the target has the absent ones."""
-    embedding = f"{names.prefix}embed_tokens.weight"
+    embedding = f"{prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))
-    yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
+    yield TensorRule("output_norm.weight", (f"{prefix}norm.weight",), (hidden,))
     if ids is not None or "lm_head.weight" in checkpoint.tensors:
         rows = vocab_size if ids is None else len(ids)
         yield TensorRule("output.weight", ("lm_head.weight",), (rows, hidden))
@@ -200,27 +196,27 @@ def _ends(
 
 
 def _fusion(
-    names: _TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
+    prefix: str, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
 ) -> Iterator[TensorRule]:
     """Yield the tensors that make a state of the layers' inputs."""
-    joined, own = shape[1], names.prefix
-    yield TensorRule("fc.weight", (f"{own}fc.weight",), shape)
+    joined = shape[1]
+    yield TensorRule("fc.weight", (f"{prefix}fc.weight",), shape)
     if all_normed:
-        yield TensorRule("enc.output_norm.weight", (f"{own}input_norm.weight",), (joined,))
+        yield TensorRule("enc.output_norm.weight", (f"{prefix}input_norm.weight",), (joined,))
     for i in range(n_layers if each_normed else 0):
-        source = f"{own}fc_norm.{i}.weight"
+        source = f"{prefix}fc_norm.{i}.weight"
         yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
 def _parallel(
     checkpoint: Checkpoint,
-    names: _TensorNames,
+    prefix: str,
     joined: int,
     target: TargetFacts,
     metadata: Metadata,
 ) -> Iterator[TensorRule]:
     """Yield P-EAGLE's features of the mask, and write the token and how many are drafted."""
-    source, config = f"{names.prefix}{_MASK}", checkpoint.config
+    source, config = f"{prefix}{_MASK}", checkpoint.config
     stored = checkpoint.tensors.get(source)
     if stored is None:
         if config.any("speculators_model_type") == "peagle":
@@ -243,11 +239,8 @@ def _parallel(
     stated_tokens = JsonObject(methods[0] if methods else {}, config.shown)
     if "speculative_tokens" in stated_tokens:
         metadata.count(f"eagle3.{DRAFTED}", stated_tokens.count("speculative_tokens"))
-    yield TensorRule(MASK_FEATURES, (source,), stored.shape, _flat, (joined,), keep_f32=True)
-
-
-def _flat(array: Array) -> Array:
-    return array.reshape(-1)
+    flat = partial(np.reshape, shape=(joined,))
+    yield TensorRule(MASK_FEATURES, (source,), stored.shape, flat, (joined,), keep_f32=True)
 
 
 def _layer(

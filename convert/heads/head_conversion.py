@@ -270,13 +270,7 @@ def _describe_base(config: JsonObject, metadata: Metadata) -> None:
 # == Accuracies that calibration measured, kept in the head's own file or in a CSV file ============
 
 
-def store_accuracy(
-    path: str | os.PathLike[str],
-    accuracy: Accuracy,
-    *,
-    n_positions: int,
-    progress: Progress | None = None,
-) -> int:
+def store_accuracy(path: str | os.PathLike[str], accuracy: Accuracy, *, n_positions: int) -> int:
     """Write accuracies into a head's file, over earlier ones; return its size in bytes.
 
     The file is written anew in the same folder and then replaces the old one, every tensor bit by
@@ -295,7 +289,7 @@ def store_accuracy(
     tensors = list(map(head.unchanged, head.header.tensors))
     # The place a link points to: the link itself stays.
     place = Path(path).resolve()
-    return head.write_changed(place, metadata, tensors, force=True, progress=progress)
+    return head.write_changed(place, metadata, tensors, force=True)
 
 
 def write_accuracy_csv(
