@@ -82,7 +82,7 @@ def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
             {"output_tensor_type": "q8_0", "token_embedding_type": "Q6_K"},
             {"output_tensor_type": Q8_0, "token_embedding_type": Q6_K},
         ),
-        ("IQ3_XXS", 23, True, {"pure": True}, {"pure": True}),
+        ("Q2_K_S", 21, True, {"pure": True}, {"pure": True}),
         ("Q5_K", 17, True, {"leave_output_tensor": True}, {"quantize_output_tensor": False}),
         ("COPY", 0, False, {}, {"only_copy": True}),
     ],
