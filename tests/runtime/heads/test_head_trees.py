@@ -48,7 +48,7 @@ SHAPES: list[Topology | DynamicShape] = [
 ]
 NO_GRAPH = "the head made no tree in one graph"
 
-Opened = Callable[[str, Topology | DynamicShape], GrowingDrafter]
+Opened = Callable[..., GrowingDrafter]
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +65,32 @@ def deep(tiny_deep_model: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
-    """Makes a drafter with a random head of a kind; twice the same gives heads of their own."""
+    """Makes a drafter with a random head of a kind and a type of numbers.
+
+    Twice the same gives heads of their own.
+    """
     heads: list[PairHead | HydraHead] = []
 
-    def drafter(kind: str, shape: Topology | DynamicShape) -> GrowingDrafter:
+    def drafter(
+        kind: str, shape: Topology | DynamicShape, quantization: str = "F32"
+    ) -> GrowingDrafter:
         path = tmp_path / f"{kind}.gguf"
         if kind == "hydra" or kind == "hydra++":
             made = random_hydra(HIDDEN, VOCAB, heads=6, prefix=kind == "hydra++")
-            made.write(path, VOCAB)
+            made.write(path, VOCAB, quantization=quantization)
             hydra = HydraHead(path, shallow, ranks=[shape.max_width] * 6, n_threads=1)
             heads.append(hydra)
             return hydra_drafter(hydra.cells(CELLS), shape)
         if kind == "eagle":
-            random_eagle(HIDDEN).write(path, VOCAB)
+            random_eagle(HIDDEN).write(path, VOCAB, quantization=quantization)
             heads.append(EagleHead(path, shallow, ranks=shape.max_width, n_threads=1))
         else:
             # 64 of 320 tokens: nearly all drafted tokens have other numbers in the target's
             # vocabulary.
-            variant = Variant(draft_tokens=64)
-            random_eagle3(HIDDEN, VOCAB, variant).write(path, Path(deep.path))
+            variant = Variant(draft_tokens=64 if kind == "eagle3" else None)
+            random_eagle3(HIDDEN, VOCAB, variant).write(
+                path, Path(deep.path), quantization=quantization
+            )
             heads.append(Eagle3Head(path, deep, ranks=shape.max_width, n_threads=1))
         return eagle_drafter(heads[-1].cells(CELLS), shape)
 
@@ -155,6 +162,20 @@ def test_a_tree_in_one_graph_is_the_tree_by_depth(
     assert max(map(len, trees)) == shape.max_nodes
     if isinstance(shape, DynamicShape) and shape.depth > 2:
         assert len({tree.parents for tree in trees}) > 3  # which tokens are likely decides
+
+
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "eagle3 of all tokens", "hydra++"])
+def test_trees_of_quantized_heads_are_those_by_depth(
+    opened: Opened, kind: str, quantization: str
+) -> None:
+    shape = DynamicShape(4, 4, 16)
+    with (
+        closing(opened(kind, shape, quantization)) as once,
+        closing(depth_by_depth(opened(kind, shape, quantization))) as by_depth,
+    ):
+        trees = check_rounds(once, by_depth, 12)
+    assert max(map(len, trees)) == shape.max_nodes
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
