@@ -71,8 +71,10 @@ def _row(option: SectionedOption, context: click.Context) -> str:
 def _names(option: SectionedOption) -> list[str]:
     """Return the names of an option in Python and, if it is of sampling, in requests."""
     if option.section != "Sampling":
-        same = str(option.name) if option.name in _RUNTIME else ""
-        return [_code([option.field.removeprefix("context.").removeprefix("placement.") or same])]
+        field = option.field or str(option.name)
+        is_known = field.partition(".")[0] in _RUNTIME
+        name = field.removeprefix("context.").removeprefix("placement.")
+        return [_code([name] if is_known else [])]
     known = (item for item in SETTINGS.items() if item[1].variable == option.name)
     name, setting = next(known, ("", None))
     return [_code([name]), _code(setting.fields if setting else ())]

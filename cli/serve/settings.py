@@ -18,7 +18,6 @@ _PACKAGES = {
     "starlette": "starlette",
     "uvicorn": "uvicorn",
     "sse_starlette": "sse-starlette",
-    "msgspec": "msgspec",
     "prometheus_client": "prometheus-client",
 }
 

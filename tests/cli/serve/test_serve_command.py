@@ -221,7 +221,7 @@ def test_the_help_loads_nothing_that_serving_needs() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from specrun.cli.main import cli;"
         "done = CliRunner().invoke(cli, ['serve', '--help']); assert done.exit_code == 0;"
-        "print(sorted({'starlette', 'uvicorn', 'msgspec', 'llama_cpp'} & set(sys.modules)))"
+        "print(sorted({'starlette', 'uvicorn', 'sse_starlette', 'llama_cpp'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
