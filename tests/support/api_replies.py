@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.loopback_server import objects_of
+from specrun.bench.prove import tool_requests as prove
 
-CHAT, RESPONSES, MESSAGES = PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+CHAT, RESPONSES, MESSAGES = PATHS = tuple(prove.PATHS.values())
 
 
 @dataclass
@@ -63,30 +63,12 @@ def said_in(reply: dict[str, Any]) -> Said:
     return said
 
 
-def said_in_stream(stream: str) -> Said:
-    """What the events of a stream say together."""
-    said, calls = Said(), list[list[str]]()
-    for event in objects_of(stream):
-        kind, delta = event.get("type", ""), event.get("delta", {})
-        if event.get("choices"):
-            delta = event["choices"][0]["delta"]
-        elif kind == "response.function_call_arguments.done":
-            calls.append([event["name"], event["arguments"]])
-        elif event.get("content_block", {}).get("type") == "tool_use":
-            calls.append([event["content_block"]["name"], ""])
-        elif isinstance(delta, str):
-            names = {
-                "response.output_text.delta": "text",
-                "response.reasoning_text.delta": "thinking",
-            }
-            delta = {names.get(kind, ""): delta}
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                calls.append([call["function"]["name"], ""])
-            calls[call["index"]][1] += call["function"]["arguments"]
-        if "partial_json" in delta:
-            calls[-1][1] += delta["partial_json"]
-        said.reasoning += delta.get("reasoning_content", "") + delta.get("thinking", "")
-        said.content += (delta.get("content") or "") + delta.get("text", "")
-    said.calls = [(name, json.loads(arguments)) for name, arguments in calls]
+def said_in_stream(path: str, stream: bytes) -> Said:
+    """What the events of a stream say together; its items end as they grew."""
+    said, (api,) = Said(), [api for api, own in prove.PATHS.items() if own == path]
+    for item in prove.read_stream(api, stream).items:
+        if item.kind == "call":
+            said.calls.append((item.name, json.loads(item.text)))
+        else:
+            said.add(item.kind, item.text)
     return said

@@ -189,9 +189,9 @@ def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path:
 
         def reply(**fields: Any) -> tuple[str, str]:
             whole = client.post(path, json={**body, **fields}).json()
-            stream = client.post(path, json={**body, **fields, "stream": True}).text
+            stream = client.post(path, json={**body, **fields, "stream": True})
             said = said_in(whole)
-            assert said_in_stream(stream) == said
+            assert said_in_stream(path, stream.content) == said
             usage = whole["usage"]
             details = usage.get("completion_tokens_details", usage.get("output_tokens_details"))
             if path != "/v1/messages":  # which has no such count

@@ -72,7 +72,7 @@ def test_calls_of_each_family_on_every_api(tool_vocabulary, syntax: ToolSyntax):
             body = body_of(path, "Rain in Paris?", [WEATHER, ADD])
             whole = client.post(path, json=body)
             stream = client.post(path, json={**body, "stream": True})
-            assert said_in(whole.json()) == said_in_stream(stream.text) == wanted, path
+            assert said_in(whole.json()) == said_in_stream(path, stream.content) == wanted, path
             assert end in whole.text, path
             assert end in stream.text, path
 
