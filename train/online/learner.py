@@ -17,7 +17,7 @@ from specrun.bindings.errors import FileMissingError, OptionError, PairError, Un
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.gguf.gguf_source import write_renumbered
-from specrun.runtime.online import BufferKey, RejectedAnswer, RejectionBuffer, load_rejections
+from specrun.runtime.online import BufferKey, RejectedAnswer, load_rejections
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.distillation.acceptance import (
