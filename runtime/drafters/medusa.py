@@ -133,7 +133,8 @@ class MedusaHead(ResidualHeads):
         given = graph.inputs["features"]
         given[:n], given[n:] = states, 0.0
         graph.compute()
-        ranks, shares = self.ranks, list[npt.NDArray[np.float32]]()
+        ranks = self.ranks
+        shares: list[npt.NDArray[np.float32]] = []
         named = graph.numbers(*[f"tokens{head}" for head in range(len(ranks))])
         if self._probabilities:
             shares = [graph.floats(f"log_probs{head}").copy() for head in range(len(ranks))]
@@ -267,7 +268,8 @@ class MedusaSource(Source):
             tokens += named * width
         if not plan.has_values:
             return NamedChildren(tokens)
-        above, values = np.zeros(1, np.float32), list[npt.NDArray[np.float32]]()
+        above = np.zeros(1, np.float32)
+        values: list[npt.NDArray[np.float32]] = []
         for depth, own in enumerate(said.log_probs[: len(plan.ranks)]):
             values.append(np.add.outer(above, own).ravel())
             if depth < len(plan.chosen):
