@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.product_mutants import Changes, codes_of, superfluous
+from support.product_mutants import ROOT, Changes, codes_of, real_path, superfluous
+
+from specrun.runtime.trees.layout import moves_onto
 
 SOURCE = '''
 LIMIT = 3
@@ -70,3 +72,10 @@ def test_suspects_stay_that_a_mutant_needs(
     file = tmp_path / "mutants.json"
     file.write_text(json.dumps({"mutants": mutants, "suspects": ["a", "b", "c"]}))
     assert superfluous([file]) == left
+
+
+def test_functions_that_were_imported_by_a_link_are_those_of_the_checkout() -> None:
+    """Their code names the link: mutants of the checkout's files would never be put into them."""
+    place = real_path(moves_onto.__wrapped__.__code__.co_filename)
+    assert place == str(ROOT / "runtime/trees/layout.py")
+    assert any(key[1] == "moves_onto" for key in codes_of(Path(place)))

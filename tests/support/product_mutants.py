@@ -171,6 +171,12 @@ def codes_of(path: Path, wanted: int = -1) -> dict[Key, list[CodeType]]:
     return found
 
 
+@functools.cache
+def real_path(name: str) -> str:
+    """Return a file's path in the checkout: a module may be imported by a link to it."""
+    return os.path.realpath(name)
+
+
 def function_of(name: str) -> str:
     """Return the function of a test: its name without parameters."""
     return name.partition("[")[0]
@@ -242,7 +248,7 @@ class Mutation:
         import coverage
 
         signal.signal(signal.SIGPROF, _too_long)
-        everything = [f"{ROOT}/{name}/*" for name in PACKAGES]
+        everything = [f"*/{name}/*" for name in PACKAGES]
         recorder = coverage.Coverage(data_file=None, include=everything, messages=False)
         recorder.start()
         items = list(self._items.values())
@@ -258,19 +264,25 @@ class Mutation:
         recorder.stop()
         data = recorder.get_data()
         for path in data.measured_files():
+            if not real_path(path).startswith(f"{ROOT}{os.sep}"):
+                continue
             for line, names in data.contexts_by_lineno(path).items():
-                self._covering[path, line].update(n for n in names if n in self._items)
+                known = (n for n in names if n in self._items)
+                self._covering[real_path(path), line].update(known)
 
     def _find_functions(self) -> None:
         files = set(map(str, self._files))
+        gc.unfreeze()  # those that were imported while tests were collected
         for found in gc.get_objects():
             kind = type(found)  # what `isinstance` looks at may answer by itself
-            if kind is FunctionType and found.__code__.co_filename in files:
+            if kind is FunctionType and real_path(found.__code__.co_filename) in files:
                 code = found.__code__
-                key = (code.co_filename, code.co_qualname, code.co_firstlineno)
+                key = (real_path(code.co_filename), code.co_qualname, code.co_firstlineno)
                 self._functions[key].append(found)
             elif kind is functools._lru_cache_wrapper and str(found.__module__).startswith("specr"):
                 self._caches.append(found)
+        if not self._functions:
+            raise pytest.UsageError("the tests import no function of the files to mutate")
 
     def _suspects(self) -> set[str]:
         """Return functions of tests without which every line of the product is covered still."""

@@ -22,6 +22,7 @@ from specrun.train.heads.draft_laws import frequent_tokens
 from specrun.train.heads.eagle import EagleLearner
 from specrun.train.heads.eagle3 import Eagle3Learner, tap_scale
 from specrun.train.heads.hydra import HydraLearner, shaken
+from specrun.train.heads.layers import Attention
 from specrun.train.heads.learner import (
     Agreement,
     best_tokens,
@@ -641,6 +642,15 @@ def test_the_draft_vocabulary_is_what_was_said_most() -> None:
     assert sorted(frequent_tokens(corpus, VOCAB, 99).tolist()) == list(range(VOCAB))
 
 
+def test_offsets_and_marks_name_the_same_tokens(target: TargetMatrices) -> None:
+    drafted = torch.tensor([1, 4, 5, 12])
+    head = Eagle3Learner(Eagle3Recipe(), SHAPE, target, FixedStates(1, 5, taps=3), drafted).head
+    assert head.d2t.tolist() == [1, 3, 3, 9]
+    assert head.t2d.nonzero().flatten().tolist() == drafted.tolist()
+    assert head.draft_tokens.tolist() == drafted.tolist()
+    torch.testing.assert_close(head.lm_head.weight, target.output[drafted])
+
+
 # -- the size of what EAGLE-3 reads ----------------------------------------------------------------
 
 
@@ -727,6 +737,14 @@ def test_taps_of_no_size_are_refused() -> None:
 
 
 # -- Hydra -----------------------------------------------------------------------------------------
+
+
+def test_untrained_hydra_heads_say_what_the_target_says(target: TargetMatrices) -> None:
+    states, batch = FixedStates(2, 8), batch_of(8)
+    learner = HydraLearner(HydraRecipe(heads=3, layers=2), SHAPE, target, states)
+    medusa = MedusaLearner(MedusaRecipe(heads=3), SHAPE, target, states)
+    ours, theirs = (list(taught.losses(batch, noise(), 0)) for taught in (learner, medusa))
+    assert [part.plain for part in ours] == pytest.approx([part.plain for part in theirs], rel=1e-5)
 
 
 def test_hydra_heads_read_the_tokens_in_between(target: TargetMatrices) -> None:
@@ -877,6 +895,14 @@ def test_a_round_goes_on_where_the_one_before_ended() -> None:
     start = torch.tensor([[True] * 6 + [False] * 3 + [True] * 6])
     agreement.add([drafted] * 2, [chosen] * 2, [counted] * 2, start)
     assert agreement.measures()["tokens a round"] == pytest.approx(12 / 8)
+
+
+def test_attention_shares_keys_among_heads() -> None:
+    attention = Attention(SHAPE, 2 * HIDDEN)
+    mixed, own = attention(torch.randn(2, 5, 2 * HIDDEN))
+    assert mixed.shape == (2, 5, HIDDEN)
+    assert own.keys.shape == (2, SHAPE.n_heads, 5, HIDDEN // SHAPE.n_heads)
+    torch.testing.assert_close(own.values[:, 0], own.values[:, 1])
 
 
 @pytest.mark.parametrize(
