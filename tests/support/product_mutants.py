@@ -248,7 +248,7 @@ class Mutation:
         import coverage
 
         signal.signal(signal.SIGPROF, _too_long)
-        everything = [f"*/{name}/*" for name in PACKAGES]
+        everything = [f"{ROOT}/{name}/*" for name in PACKAGES]
         recorder = coverage.Coverage(data_file=None, include=everything, messages=False)
         recorder.start()
         items = list(self._items.values())
@@ -264,8 +264,6 @@ class Mutation:
         recorder.stop()
         data = recorder.get_data()
         for path in data.measured_files():
-            if not real_path(path).startswith(f"{ROOT}{os.sep}"):
-                continue
             for line, names in data.contexts_by_lineno(path).items():
                 known = (n for n in names if n in self._items)
                 self._covering[real_path(path), line].update(known)
