@@ -268,8 +268,9 @@ def build_early_exit(
     if env.context.rope.stretches:
         problem = "draws by the rotary positions of the file: leave out the options that scale them"
         raise OptionError(f"{expression} {problem}")
+    drafts = chain.drafts(expression, env)
     exit_layers = ExitLayers(env.target, layers, n_threads=env.context.n_threads)
-    drafts, n_params = chain.drafts(expression, env), exit_layers.evaluated_params
+    n_params = exit_layers.evaluated_params
     share = n_params / max(1, env.target.n_params)
 
     def start() -> GrowingDrafter:

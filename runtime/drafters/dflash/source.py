@@ -21,7 +21,7 @@ from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import Cells, StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
@@ -31,7 +31,7 @@ from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned
-from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
 
 # == The source of rows ============================================================================
 
@@ -238,7 +238,9 @@ def build_blocks(
     """
     options, tree = options_of(expression), TreeOptions.of(expression)
     sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
+    check_p_min(p_min)
     shape = _shape(expression, tree, sampling, env, blocks)
+    check_sampling(shape, sampling)
     depth = shape.max_depth
     # Rules that weigh distributions read one more, after a whole draft.
     n_slots = min(depth + env.keeps_rows, blocks.n_slots)

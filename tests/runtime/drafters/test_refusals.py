@@ -10,6 +10,7 @@ from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime import Runtime
+from specrun.runtime.drafters import early_exit
 
 REFUSED = [
     # the language
@@ -50,6 +51,11 @@ REFUSED = [
     ("partial(n=4, chunks=2, chunk=0)", "give 0 or more chunks of at least 1 token"),
     ("partial(FILE:twin)", "takes 0 unnamed arguments"),
     ("partial(windw=5)", "did you mean 'window'"),
+    # blocks, and an early exit
+    ("dflash(FILE:dspark, n=3, p_min=2)", "p_min is 2.0: it is a probability"),
+    ("dflash(FILE:dflash, n=2, p_min=-0.1)", "p_min is -0.1: it is a probability"),
+    ("dflash(FILE:dflash2, depth=3, topk=2, sampling=with)", "use sampling=argmax"),
+    ("early-exit(layers=1, p_min=2)", "between 0 and 1"),
     # retrieval and n-grams
     ("rest", "name the datastore"),
     ("rest(FILE:store, places=0)", "places is 0"),
@@ -115,6 +121,14 @@ def test_what_makes_no_sense_is_refused(files: dict[str, Path], drafter: str, pr
     with pytest.raises(OptionError, match=problem) as caught:
         Runtime(files["shallow"], named(drafter, files), **F32)
     assert "\n" not in str(caught.value)
+
+
+def test_an_early_exit_is_refused_before_its_layers_are_opened(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(early_exit, "ExitLayers")
+    with pytest.raises(OptionError, match="between 0 and 1"):
+        Runtime(files["shallow"], "early-exit(layers=1, p_min=2)", **F32)
 
 
 def test_a_tree_that_no_batch_holds_is_refused(files: dict[str, Path]) -> None:
