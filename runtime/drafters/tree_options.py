@@ -227,23 +227,28 @@ class Drafts:
     ) -> GrowingDrafter:
         """Return the drafter of a source that reads `share` of the target for each depth.
 
-        `text_share` is read in addition to its weights (`DraftEnvironment.draft_plan`).
+        `text_share` is read in addition to its weights (`DraftEnvironment.draft_plan`). If that
+        fails, the source is closed.
         """
-        plan: Plan | None = None
-        if self.adaptive_exit is not None:
-            # The threshold is learnt: each conversation has its own.
-            plan = AdaptiveExit(self.adaptive_exit)
-        elif self.is_planned:
-            depth = self.shape.depth if isinstance(self.shape, DynamicShape) else None
-            plan = self.env.draft_plan(share, text_share, depth=depth)
-        return GrowingDrafter(
-            source,
-            self.shape,
-            sampling=self.sampling,
-            p_min=self.p_min,
-            plan=plan,
-            name=self.name,
-        )
+        try:
+            plan: Plan | None = None
+            if self.adaptive_exit is not None:
+                # The threshold is learnt: each conversation has its own.
+                plan = AdaptiveExit(self.adaptive_exit)
+            elif self.is_planned:
+                depth = self.shape.depth if isinstance(self.shape, DynamicShape) else None
+                plan = self.env.draft_plan(share, text_share, depth=depth)
+            return GrowingDrafter(
+                source,
+                self.shape,
+                sampling=self.sampling,
+                p_min=self.p_min,
+                plan=plan,
+                name=self.name,
+            )
+        except BaseException:
+            source.close()
+            raise
 
     @property
     def pace(self) -> Pace:

@@ -11,6 +11,10 @@ from support.tiny_models import F32
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime import Runtime
 from specrun.runtime.drafters import early_exit
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing.source import Source
+from specrun.runtime.drafters.hydra import HydraSource
+from specrun.runtime.drafters.mtp import MtpSource
 
 REFUSED = [
     # the language
@@ -129,6 +133,37 @@ def test_an_early_exit_is_refused_before_its_layers_are_opened(
     monkeypatch.delattr(early_exit, "ExitLayers")
     with pytest.raises(OptionError, match="between 0 and 1"):
         Runtime(files["shallow"], "early-exit(layers=1, p_min=2)", **F32)
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [
+        ("nextn", "mtp(FILE:blocks, n=auto)"),
+        ("shallow", "early-exit(layers=1)"),
+        ("shallow", "hydra(FILE:hydra, nodes=auto)"),
+    ],
+)
+def test_a_drafter_without_its_plan_leaves_no_source_open(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, target: str, drafter: str
+) -> None:
+    opened, closed = list[Source](), list[Source]()
+
+    def interrupted(self: DraftEnvironment, share: float, *_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for kind in (MtpSource, early_exit.EarlyExitSource, HydraSource):
+        made, close = kind.__init__, kind.close
+        monkeypatch.setattr(
+            kind, "__init__", lambda self, *a, made=made: (opened.append(self), made(self, *a))[1]
+        )
+        monkeypatch.setattr(
+            kind, "close", lambda self, close=close: (closed.append(self), close(self))[1]
+        )
+    monkeypatch.setattr(DraftEnvironment, "draft_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Runtime(files[target], named(drafter, files), **F32)
+    assert opened
+    assert closed == opened
 
 
 def test_a_tree_that_no_batch_holds_is_refused(files: dict[str, Path]) -> None:
