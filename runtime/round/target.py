@@ -194,6 +194,11 @@ class TargetModel:
         return self.context, self._first_id
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the context holds no other text."""
+        return self._n_sequences == self.context.options.n_sequences
+
+    @property
     def native_seconds(self) -> float:
         """Seconds of native evaluation so far, for the text."""
         return self.context.native_seconds

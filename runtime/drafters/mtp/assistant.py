@@ -86,7 +86,7 @@ class Assistant:
         check_assistant(path, env.target)
         layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
         n_texts = 1 if env.meeting is None else env.meeting.n_texts
-        self._n_tokens, self._is_alone = n_tokens * n_texts, env.meeting is None
+        self._n_tokens = n_tokens * n_texts
         self.together = None if env.meeting is None else SharedAssistant(env.meeting)
         # Kept by the conversations: each is freed with the last of them.
         self._contexts: weakref.WeakSet[AssistantContext] = weakref.WeakSet()
@@ -97,13 +97,16 @@ class Assistant:
         # Its embeddings are its output matrix; the target's are looked up.
         self.multiplied = multiplied(self.model.header, self.model.header.tensors)
 
-    def over(self, target: Context) -> AssistantContext:
-        """Return the context over that of a target, the same for all conversations in it."""
+    def over(self, target: Context, *, is_alone: bool) -> AssistantContext:
+        """Return the context over that of a target, the same for all conversations in it.
+
+        `is_alone`: the target's context has one conversation.
+        """
         over_it = (each for each in self._contexts if each.target is target and each.is_open)
         known = next(over_it, None)
         if known is None:
             # A text reads one of its sequences: with others, all may be requested.
-            n_sequences = 1 if self._is_alone else target.options.n_sequences
+            n_sequences = 1 if is_alone else target.options.n_sequences
             known = AssistantContext(
                 self.model, target, n_tokens=self._n_tokens, n_sequences=n_sequences
             )
@@ -225,7 +228,7 @@ class AssistantSource(StatesSource[TextRows[FloatRows]]):
     def take_target(self, target: TargetModel) -> None:
         """Open the context over the target's, whose sequences the text has."""
         context, self._cells.sequence = target.lend()
-        self._cells.context = self._assistant.over(context)
+        self._cells.context = self._assistant.over(context, is_alone=target.is_alone)
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are free behind the text: a node needs one while it is read."""

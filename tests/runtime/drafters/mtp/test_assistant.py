@@ -225,6 +225,22 @@ def test_combinators_lend_their_members_the_target(folder: Path, plain: Runtime)
         assert result.token_ids == plain.generate(TEXT, params, max_tokens=40).token_ids
 
 
+@pytest.mark.parametrize("options", ["n=2", "tree=2x2"])
+def test_a_part_of_a_combination_reads_any_of_several_conversations(
+    folder: Path, plain: Runtime, options: str
+) -> None:
+    """It drafts alone, over a target that others share: their sequences are not the first."""
+    file = quoted(str(folder / "assistant.gguf"))
+    drafter = f"ensemble(mtp({file}, {options}), prompt-lookup)"
+    prompts = [TEXT, TEXT[3:12], [9, *TEXT]]
+    with Engine(folder / "target.gguf", drafter, slots=3, **F32) as engine:
+        streams = [engine.submit(prompt, GREEDY, max_tokens=30) for prompt in prompts]
+        results = [stream.drain() for stream in streams]
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == plain.generate(prompt, GREEDY, max_tokens=30).token_ids
+        assert result.stats.accepted > 0
+
+
 def test_a_full_context_ends_the_drafts_and_not_the_text(folder: Path, plain: Runtime) -> None:
     with assisted(folder, "n=4", n_ctx=64) as runtime:
         result = runtime.generate(TEXT, GREEDY)
