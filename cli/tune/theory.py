@@ -6,6 +6,7 @@ Top to bottom: options, the facts of a drafter (given or measured), the tables, 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,6 +342,8 @@ def theory(
     """Show the theory of drafting: tokens a round, speed-up, operations, bytes."""
     drafts = pair.model_draft is not None or bool(pair.drafter)
     is_given = not drafts and (not load.demo or numbers.alpha is not None)
+    if numbers.bandwidth is not None and math.isnan(numbers.bandwidth):
+        raise click.UsageError("--bandwidth is no number: give more than 0")
     if drafts and load.model is None and not load.demo:
         raise click.UsageError("a drafter is measured with a target: give -m FILE, or --demo")
     found = (

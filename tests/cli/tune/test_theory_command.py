@@ -78,6 +78,7 @@ def test_a_pair_is_measured(models: Models) -> None:
         ((*NUMBERS, "--curve", "known"), "--curve known is that of a target"),
         ((*NUMBERS, "--length", "0"), "0 is not in the range"),
         ((*NUMBERS, "--bandwidth", "10"), "--bandwidth needs the files of the models"),
+        ((*NUMBERS, "--demo", "--bandwidth", "nan"), "--bandwidth is no number"),
         (("--drafter", "eagle(x.gguf)"), "a drafter is measured with a target"),
     ],
 )
