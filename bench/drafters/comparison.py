@@ -292,12 +292,13 @@ def _alpha(arm: Arm, params: SamplingParams, max_tokens: int) -> float | None:
 def with_files(text: str, files: Mapping[str, Path]) -> str:
     """Return a drafter expression with the files it left out, given by the drafter's name."""
 
-    def filled(part: Expression) -> Expression:
-        if part.arguments or part.atom not in files:
-            return part
-        return replace(part, arguments=(Expression(str(files[part.atom])),), is_call=True)
+    def filled(part: Expression) -> Expression:  # values of options are no drafters
+        arguments = tuple(map(filled, part.arguments))
+        if not arguments and part.atom in files:
+            arguments = (Expression(str(files[part.atom])),)
+        return replace(part, arguments=arguments, is_call=part.is_call or bool(arguments))
 
-    return str(parse_expression(text).mapped(filled))
+    return str(filled(parse_expression(text)))
 
 
 def _measure(

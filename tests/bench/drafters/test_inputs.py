@@ -89,6 +89,7 @@ def test_left_out_files_are_filled_in() -> None:
     assert parse_expression(with_files("draft", files)).arguments[0].atom == "/models/a b.gguf"
     assert with_files("draft(other.gguf, n=3)", files) == "draft(other.gguf, n=3)"
     assert with_files("prompt-lookup", files) == "prompt-lookup"
+    assert with_files("prompt-lookup(n=draft)", files) == "prompt-lookup(n=draft)"
 
 
 def test_padding_costs_more_and_is_taken_away(tiny_model: Path) -> None:
