@@ -94,7 +94,12 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 def read_json_lines(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield the values of JSON lines, each with its place; raises `ModelError` that names it."""
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    return json_lines(read_text(path), path)
+
+
+def json_lines(text: str, path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the values of a file's JSON lines, given its text; see `read_json_lines`."""
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield read_json(line, f"{path}, line {number}"), f"{path}, line {number}"
 

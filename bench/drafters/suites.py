@@ -10,8 +10,8 @@ from typing import Any
 from specrun.bench.drafters.prompts import (
     Prompt,
     Question,
+    json_lines,
     read_json,
-    read_json_lines,
     read_text,
     spread,
 )
@@ -66,9 +66,9 @@ def has_programs(prompts: Sequence[Prompt]) -> bool:
 
 def _records(path: Path) -> list[tuple[Any, str]]:
     """Return the records of JSON lines, or of a JSON array, each with its place."""
-    text = read_text(path)
+    text = read_text(path)  # once: it may be a pipe
     if not text.lstrip().startswith("["):
-        return [*read_json_lines(path)]
+        return [*json_lines(text, path)]
     records = read_json(text, str(path))
     return [(record, f"{path}, record {n}") for n, record in enumerate(records, 1)]
 

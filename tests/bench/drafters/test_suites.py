@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,22 @@ def test_arrays_folders_and_lengths(tmp_path: Path) -> None:
         folder, {"turns": ["a"]}, {"turns": ["b"], "difficulty": "x"}, name="question.jsonl"
     )
     assert (eagle.category, eagle.by_length, speed.by_length) == ("sum", False, True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "questions.jsonl"
+    os.mkfifo(pipe)
+    written = json.dumps({"question_id": 1, "category": "writing", "turns": ["a"]})
+    writer = threading.Thread(target=pipe.write_text, args=(written,), daemon=True)
+    writer.start()
+    found: list[Question] = []
+    reader = threading.Thread(
+        target=lambda: found.extend(read_suite(str(pipe))), daemon=True
+    )  # would wait for ever for a second writer
+    reader.start()
+    reader.join(20.0)
+    assert [question.turns for question in found] == [("a",)]
 
 
 @pytest.mark.parametrize(
