@@ -104,6 +104,8 @@ class Record:
         """
         if content.get("basis") == basis:
             try:
+                for name in ("contenders", "left_out", "sweeps", "done"):
+                    content[name]  # raises if it is missing: steps that are done need all of them
                 return decoded(content, Record)
             except DAMAGE:
                 warn("the record of an earlier search is damaged: everything is measured anew")

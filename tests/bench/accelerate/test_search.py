@@ -354,6 +354,8 @@ def test_progress_names_the_step_and_the_best_so_far() -> None:
     [
         lambda content: content.update(basis="another"),
         lambda content: content.update(sweeps={}),
+        lambda content: content.pop("sweeps"),
+        lambda content: content.pop("contenders"),
         lambda content: content["sweeps"][0]["works"].pop("none"),
         lambda content: content["sweeps"][0]["works"]["none"].update(tokens=0),
         lambda content: content["sweeps"][0]["works"]["none"].update(seconds="fast"),
