@@ -157,8 +157,11 @@ class ChatTemplate:
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """The variables that the template reads, such as "tools" or "enable_thinking"."""
-        tree = self._environment.parse(self.source)
-        return frozenset(jinja2.meta.find_undeclared_variables(tree))
+        try:
+            tree = self._environment.parse(self.source)
+            return frozenset(jinja2.meta.find_undeclared_variables(tree))
+        except RecursionError as error:  # deeper in the stack than it was compiled
+            raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
 
     def render(
         self,

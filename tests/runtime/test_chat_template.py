@@ -179,6 +179,23 @@ def test_a_broken_template_is_one_named_error(source):
         ChatTemplate(source).render(TALK)
 
 
+def test_a_template_that_is_too_deep_for_a_deeper_call_is_one_named_error():
+    """It compiles at the top of the stack; its names are read wherever they are needed first."""
+
+    def below(depth: int, template: ChatTemplate) -> object:
+        return template.names if depth == 0 else below(depth - 1, template)
+
+    for levels in range(10, 200):
+        try:
+            template = ChatTemplate("{{ " + "x + (" * levels + "1" + ")" * levels + " }}")
+        except TemplateError:
+            break
+    with pytest.raises(TemplateError, match="bad chat template"):
+        for depth in range(0, 400, 20):
+            template.__dict__.pop("names", None)
+            below(depth, template)
+
+
 # -- hostile templates -----------------------------------------------------------------------------
 
 ESCAPES = [
