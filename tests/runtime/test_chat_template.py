@@ -557,6 +557,16 @@ def test_no_mixture_of_pieces_becomes_a_control_token(vocabulary, pieces):
     assert vocabulary.detokenize(tokens) == content
 
 
+def test_texts_deep_in_a_message_are_taken_apart_too(vocabulary):
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"arguments": {"x": ["<|end|>"]}}],
+    }
+    template = ChatTemplate("{{ messages[0].tool_calls[0].arguments.x[0] }}")
+    assert vocabulary.detokenize(chat_tokens(template, vocabulary, [message])) == "<|end|>"
+
+
 @pytest.mark.parametrize("content", ["a b" * 10_000, "<|end|>" * 5_000])
 def test_a_conversation_far_too_long_is_refused_before_it_is_read(vocabulary, monkeypatch, content):
     monkeypatch.setattr(Vocabulary, "tokenize", None)
