@@ -49,6 +49,8 @@ def said_in(reply: dict[str, Any]) -> Said:
         message = reply["choices"][0]["message"]
         said = Said(message["content"] or "", message.get("reasoning_content", ""))
         called = [each["function"] for each in message.get("tool_calls", ())]
+        # Clients tell an answer that only calls by null, and an empty one by "".
+        assert message["content"] or message["content"] == (None if called else "")
         said.calls = [(each["name"], json.loads(each["arguments"])) for each in called]
     for item in reply.get("output", ()):
         if item["type"] == "function_call":
