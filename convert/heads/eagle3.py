@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-
-import numpy as np
+from operator import methodcaller
 
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
@@ -239,7 +238,7 @@ def _parallel(
     stated_tokens = JsonObject(methods[0] if methods else {}, config.shown)
     if "speculative_tokens" in stated_tokens:
         metadata.count(f"eagle3.{DRAFTED}", stated_tokens.count("speculative_tokens"))
-    flat = partial(np.reshape, shape=(joined,))
+    flat = methodcaller("reshape", joined)
     yield TensorRule(MASK_FEATURES, (source,), stored.shape, flat, (joined,), keep_f32=True)
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 
@@ -189,7 +190,7 @@ def _named(
         change = norm if name.endswith("norm.weight") else unchanged
         shape, flat = tensor.shape, shapes.get(name, ())
         if shape == (1, *flat):  # a row that llama.cpp has as a vector
-            yield TensorRule(name, (theirs,), shape, partial(np.reshape, shape=flat), flat)
+            yield TensorRule(name, (theirs,), shape, methodcaller("reshape", flat), flat)
         else:
             keep = name == "ffn_gate_inp.weight"
             yield TensorRule(name, (theirs,), shape, change, keep_f32=keep)  # type: ignore[arg-type]

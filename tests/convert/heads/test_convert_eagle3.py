@@ -23,7 +23,7 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.drafters.eagle import Eagle3Head
+from specrun.runtime.drafters.eagle import MASK_FEATURES, Eagle3Head
 
 torch = pytest.importorskip("torch")
 from support.tiny_eagle3 import LLAMA3, YARN, Variant, random_eagle3  # noqa: E402
@@ -84,6 +84,19 @@ def test_files_are_those_of_llama_cpps_converter(
         with Model(output) as model:  # llama.cpp's own loader
             assert model.architecture == "eagle3"
             assert model.vocabulary.size == VOCAB
+
+
+def test_features_of_a_mask_become_a_vector_with_numpy_2_0(
+    tiny_deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reshape = np.reshape
+    # Its second argument has another name there.
+    monkeypatch.setattr(np, "reshape", lambda a, newshape, order="C": reshape(a, newshape, order))
+    folder = random_eagle3(HIDDEN, VOCAB, VARIANTS["P-EAGLE"]).save(
+        tmp_path / "head", CONFIG, "speculators"
+    )
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
+    assert tensors_of(tmp_path / "a.gguf")[MASK_FEATURES].shape == (3 * HIDDEN,)
 
 
 def test_deepspecs_heads_read_five_layers_and_norm_queries_and_keys(
