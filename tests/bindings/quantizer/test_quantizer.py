@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf import stored_bytes
+from specrun.bindings.gguf import read_header, stored_bytes
 from specrun.bindings.quantizer import (
     FILE_TYPES,
     TENSOR_NUMBERS,
@@ -88,6 +88,30 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("quantizer") / "wide.gguf"
     write_random_llama(path, RandomLlama(width=256, ffn=256, layers=1, scale=2.0))
     return path
+
+
+def weights(path: Path, name: str) -> np.ndarray:
+    """The float32 rows of a matrix of a file."""
+    tensor = next(each for each in read_header(path).tensors if each.name == name)
+    raw = np.fromfile(path, np.uint8, tensor.n_bytes, offset=tensor.offset)
+    return dequantize_rows(raw.reshape(tensor.shape[1], -1), tensor.type_name, tensor.shape[0])
+
+
+def test_importance_moves_the_error_of_the_smallest_types(source, tmp_path):
+    """IQ2_XXS is one that ggml makes with importance only, and the quickest of those."""
+    name, rows = "blk.0.attn_q.weight", weights(source, "blk.0.attn_q.weight")
+    means = np.random.default_rng(1).chisquare(1, rows.shape[1]).astype(np.float32) + 0.1
+    plain, weighed = [], []
+    for chosen in (np.ones_like(means), means):
+        options = QuantizeOptions(
+            "Q8_0", n_threads=1, tensor_types=((name, "IQ2_XXS"),), importance={name: chosen}
+        )
+        quantize_file(source, tmp_path / "m", options)
+        squares = (weights(tmp_path / "m", name) - rows) ** 2
+        plain.append(float(np.sqrt(np.mean(squares) / np.mean(rows**2))))
+        weighed.append(float(np.mean(squares * means)))
+    assert 0.2 < plain[0] < 0.38
+    assert weighed[1] < 0.8 * weighed[0]
 
 
 @pytest.mark.parametrize(
