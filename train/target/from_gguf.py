@@ -200,8 +200,16 @@ def llama_config(file: GGUFSource) -> dict[str, Any]:
         )
     kv_key = "llama.attention.head_count_kv"
     kv_heads = file.count(kv_key) if kv_key in metadata else heads
+    feed_forward = file.count("llama.feed_forward_length")
+    # What `file_shape` would fill in, as heads have sizes of their own.
+    if "token_embd.weight" not in file.tensors:
+        raise MalformedFileError(f"{file.path} has no tensor token_embd.weight")
+    for key, usual in (("attention.layer_norm_rms_epsilon", None), ("rope.freq_base", 10000.0)):
+        value = metadata.get(f"llama.{key}", usual)
+        if not isinstance(value, float) or not math.isfinite(value):
+            raise MalformedFileError(f"{file.path} has no number as llama.{key}")
     # Heads as they are: those of `file_shape` divide the width.
-    shape = replace(file_shape(file), n_heads=heads, n_kv_heads=kv_heads)
+    shape = replace(file_shape(file), n_heads=heads, n_kv_heads=kv_heads, feed_forward=feed_forward)
     return shape.llama_config(
         architectures=["LlamaForCausalLM"],
         head_dim=head_dim,

@@ -11,7 +11,7 @@ from support.tiny_models import fresh_logits
 
 from family.llama import Llama
 from family.tokenizer import save_folder, train_tokenizer
-from specrun.bindings.errors import FileMissingError, UnsupportedModelError
+from specrun.bindings.errors import FileMissingError, ModelError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
@@ -158,4 +158,22 @@ def test_other_models_are_refused(tmp_path, original):
     write_gguf(tmp_path / "other.gguf", "qwen2", Metadata(), [embeddings])
     with pytest.raises(UnsupportedModelError, match="only llama can be read back"):
         folder_from_gguf(tmp_path / "other.gguf", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "problem"),
+    [
+        ("llama.feed_forward_length", "no single number as llama.feed_forward_length"),
+        ("llama.attention.layer_norm_rms_epsilon", "no number as llama.*rms_epsilon"),
+        ("token_embd.weight", "no tensor token_embd.weight$"),
+    ],
+)
+def test_what_is_missing_is_named_and_nothing_is_filled_in(tmp_path, missing, problem):
+    path = tmp_path / "m.gguf"
+    write_random_llama(path, RandomLlama(width=64, ffn=96, layers=1, heads=4, kv_heads=2))
+    renamed = f"{missing[:-1]}_".encode()
+    path.write_bytes(path.read_bytes().replace(missing.encode(), renamed))
+    with pytest.raises(ModelError, match=problem):
+        folder_from_gguf(path, tmp_path / "back", tokenizer=False)
     assert not (tmp_path / "back").exists()
