@@ -231,6 +231,9 @@ class Session:
         if drafter.reads_target:
             if other.drafter_of(request) is not other.drafter:
                 return False
+            # A recurrent state may not go back to where the states end: nothing is to be lost then.
+            if not self.target.context.model.can_branch and self.conversation.n_cached:
+                return False
             self.turn_to_drafter(drafter)
             length = drafter.take_over(other.drafter, length)
             length = other.target.returns_to(other.conversation, length)

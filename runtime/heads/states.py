@@ -127,6 +127,8 @@ class TextRows(Generic[Said]):
         if self.window and other.base > max(0, length - self._ahead - self.window):
             return max(0, length - self._ahead - self.window)
         base, count, end, pending, *_ = other._held
+        if base >= length - self._ahead:  # it has given up what came before
+            return 0
         held, self._held = self._held, _nothing_from(0)
         if count and not copy(base, count):
             self._held = held

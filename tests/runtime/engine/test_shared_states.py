@@ -15,7 +15,7 @@ from specrun.runtime import SamplingParams
 from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.engine import Engine
-from specrun.runtime.round.drafter import DraftRequest
+from specrun.runtime.round.drafter import Drafter, DraftRequest
 from specrun.runtime.trees import DraftTree
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -118,3 +118,28 @@ def test_drafts_without_the_cells_of_the_prefix_are_seen(
 
 def _kinds(base: type[Any]) -> list[type[Any]]:
     return [base, *(each for kind in base.__subclasses__() for each in _kinds(kind))]
+
+
+def test_a_slot_with_a_text_keeps_it_if_a_recurrent_state_cannot_go_back(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its drafter has read would be lost, and nothing gained."""
+    taken: list[int] = []
+    take_over = GrowingDrafter.take_over
+
+    def noting(drafter: GrowingDrafter, other: Drafter, length: int) -> int:
+        taken.append(length)
+        return take_over(drafter, other, length)
+
+    monkeypatch.setattr(GrowingDrafter, "take_over", noting)
+    options = ContextOptions(**{**F32, "n_ctx": 800, "n_batch": 64})
+    with Engine(files["hybrid"], "mtp(n=3)", slots=2, context=options) as engine:
+        engine.submit([7, 7, 7, 7], GREEDY, max_tokens=4).drain()
+        engine.submit([8, 8, 8, 8], GREEDY, max_tokens=4).drain()
+        never = dict.fromkeys(engine.vocabulary.end_of_generation, float("-inf"))
+        first = engine.submit([*SYSTEM, 5], GREEDY.replace(logit_bias=never))
+        next(first)
+        engine.submit([*SYSTEM, 6], GREEDY, max_tokens=4).drain()
+        assert not first.done
+        first.cancel()
+    assert not taken
