@@ -231,7 +231,8 @@ class Session:
         if drafter.reads_target:
             if other.drafter_of(request) is not other.drafter:
                 return False
-            # A recurrent state may not go back to where the states end: nothing is to be lost then.
+            # A recurrent state may not go back to where the states end. The slot would then have
+            # lost its own states for nothing.
             if not self.target.context.model.can_branch and self.conversation.n_cached:
                 return False
             self.turn_to_drafter(drafter)
